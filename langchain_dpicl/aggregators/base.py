@@ -8,6 +8,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, ClassVar, Generic, Literal, Self
 
@@ -25,7 +26,22 @@ T = TypeVar("T", default=Any)
 """What an aggregator releases."""
 
 Outcome = Literal["released", "zero-shot fallback", "members abstained"]
-Task = Literal["write", "choose", "none"]
+MemberTask = Literal["write", "choose", "none"]
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """Answers for which one owner's presence shows most in a release: what `dpicl audit` attacks a kind with.
+
+    The owner's member answers ``canary`` if the owner takes part, else ``base``; with a call for every owner there is
+    no such answer then. The other members answer ``others``. ``aggregator`` has a small public domain.
+    """
+
+    words: str
+    aggregator: Aggregator[Any]
+    base: str
+    canary: str
+    others: tuple[str, ...]
 
 
 class Aggregator(ABC, Generic[T]):
@@ -43,12 +59,12 @@ class Aggregator(ABC, Generic[T]):
 
     A kind of release is a class with a `kind`. Files and the command line offer it by this name, with the parameters of
     its `constructor`, in the words of its docstring. What cannot be read off those, the class says: `task`,
-    `max_tokens`, `asked`, `outputs`, `hit`.
+    `max_tokens`, `asked`, `outputs`, `hit`, `worst_cases`.
     """
 
     kind: ClassVar[str]
     """The name of this kind of release, in `KINDS`, in files and on the command line."""
-    task: ClassVar[Task] = "write"
+    task: ClassVar[MemberTask] = "write"
     """Work of the members: write a text, or choose one of the labels. "none": there are no members."""
     max_tokens: ClassVar[int] = 60
     """The usual limit of what a member writes."""
@@ -71,6 +87,14 @@ class Aggregator(ABC, Generic[T]):
     def constructor(cls) -> Callable[..., Any]:
         """Return what makes one of its public parameters: the class, unless users call something else."""
         return cls
+
+    @classmethod
+    def worst_cases(cls) -> Sequence[WorstCase]:
+        """Return cases for an audit, one of them with all others equal to its base; it attacks with the most telling.
+
+        The kinds whose cases depend on the noise have theirs in the lab.
+        """
+        return ()
 
     def asked(self, usual: str) -> str:
         """Return the instruction for members, without a full stop. ``usual``: such as "Write the note for the text"."""

@@ -15,7 +15,7 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
-from langchain_dpicl.aggregators.base import Aggregator, T, Task, name_of
+from langchain_dpicl.aggregators.base import Aggregator, MemberTask, T, name_of
 from langchain_dpicl.aggregators.reading import answer_of, normal, text_of
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.privacy import checks
@@ -125,7 +125,7 @@ class NoisyVote(Aggregator[T]):
     """
 
     kind = "vote"
-    task: ClassVar[Task] = "choose"
+    task: ClassVar[MemberTask] = "choose"
     mechanism = GAUSSIAN
     takes_own_calls = True
 

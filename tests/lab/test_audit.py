@@ -28,8 +28,8 @@ from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.lab.audit import worlds
 from langchain_dpicl.lab.audit.attack import ATTACKED, CASES, audit
 from langchain_dpicl.lab.audit.cases import Setting
+from langchain_dpicl.lab.audit.draws import BlockRandomness
 from langchain_dpicl.lab.audit.heads import HEAD
-from langchain_dpicl.lab.audit.worlds import BlockRandomness
 from langchain_dpicl.selection import PoissonExampleSelector
 
 CERTAIN = 1.0 - 1e-8

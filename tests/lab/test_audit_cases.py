@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from langchain_dpicl.lab.audit import worlds
-from langchain_dpicl.lab.audit.attack import CASES
-from langchain_dpicl.lab.audit.cases import LABELS, MemberCase, Setting
-from langchain_dpicl.lab.audit.worlds import BlockRandomness
+from langchain_dpicl import InvalidParameter, NoisyVote
+from langchain_dpicl.aggregators.base import WorstCase
+from langchain_dpicl.lab.audit import attack, worlds
+from langchain_dpicl.lab.audit.attack import CASES, Attacked, audit
+from langchain_dpicl.lab.audit.cases import LABELS, MemberCase, Setting, learned_cases
+from langchain_dpicl.lab.audit.draws import BlockRandomness
 
 
 def cases(name: str, **more: Any) -> Sequence[Any]:
@@ -103,3 +106,50 @@ def test_no_number_is_handed_out_twice() -> None:
             assert len(values) == size
             seen += values.tolist()
     assert len(set(seen)) == len(seen)
+
+
+def stated() -> list[WorstCase]:
+    vote = NoisyVote(LABELS, mechanism="vote-em")
+    return [
+        WorstCase(f"{n} others vote against the canary", vote, LABELS[0], LABELS[1], (LABELS[0],) * n) for n in (1, 4)
+    ]
+
+
+@pytest.mark.parametrize("own_calls", [False, True])
+def test_ratios_of_a_stated_case_are_learnt(own_calls: bool) -> None:
+    """Within six standard deviations of the true log-likelihood ratio (one case in 1e-8 is further off by chance)."""
+    effort: dict[str, Any] = {
+        "rate": 1.0,
+        "releases": 1,
+        "epsilon": 3.0,
+        "delta": 1e-5,
+        "trials": 100,
+        "confidence": 0.95,
+    }
+    options = {"own_calls": 1.0} if own_calls else {}
+    setting = Setting("vote-em", 2.0, unanimous=True, options=options, **effort)
+    case, further = learned_cases(setting, stated())
+    assert isinstance(case, MemberCase)
+    assert isinstance(further, MemberCase)
+    assert (case.members, further.members, case.base) == (2, 5, None if own_calls else LABELS[0])
+    rate = 2.0 if own_calls else 1.0
+    behind = {True: 0.0, False: 1.0 if own_calls else 2.0}  # the canary's label, with the canary and without
+    chance = {side: 1.0 / (1.0 + np.exp(rate * votes)) for side, votes in behind.items()}
+    true = np.log(chance[True] / chance[False])
+    deviation = np.sqrt(sum((1.0 - p) / (p * 4000) for p in chance.values()))
+    assert abs(case.statistic(LABELS[1]) - true) < 6.0 * deviation + 0.01
+    assert case.statistic("never released") == 0.0
+
+
+def test_a_stated_case_is_attacked_and_a_number_of_members_that_it_lacks_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(CASES, "stated", Attacked("vote-em", partial(learned_cases, stated=stated())))
+    monkeypatch.setattr(attack, "ATTACKED", ("stated",))
+    found = audit("stated", epsilon=3.0, delta=1e-5, trials=3000)
+    assert 0.5 * 3.0 < found.lower_bound <= 3.0
+    assert "others vote against the canary" in found.case
+    owner = audit("stated", canary="owner", epsilon=3.0, delta=1e-5, trials=300)
+    assert owner.lower_bound <= 3.0
+    with pytest.raises(InvalidParameter, match="one of 2, 5"):
+        audit("stated", members=3)

@@ -13,7 +13,7 @@ import numpy as np
 from langchain_core.runnables import Runnable
 from tqdm import tqdm
 
-from langchain_dpicl.aggregators import LabelVote
+from langchain_dpicl.aggregators import KINDS, LabelVote
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.lab.audit.bounds import choose_region
 from langchain_dpicl.lab.audit.cases import (
@@ -24,13 +24,15 @@ from langchain_dpicl.lab.audit.cases import (
     counts_cases,
     embedding_cases,
     joint_em_cases,
+    learned_cases,
     ptr_cases,
     tokens_cases,
     vote_cases,
 )
+from langchain_dpicl.lab.audit.draws import BlockRandomness
 from langchain_dpicl.lab.audit.heads import HEAD, HEAD_TRIALS, head_cases, head_world
 from langchain_dpicl.lab.audit.typed import median_cases, structured_cases, structured_options
-from langchain_dpicl.lab.audit.worlds import BlockRandomness, owner_world, synthetic_world
+from langchain_dpicl.lab.audit.worlds import owner_world, synthetic_world
 from langchain_dpicl.lab.plots import draw_bounds
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan, default_delta0
 from langchain_dpicl.privacy.checks import open_unit, probability, real, whole
@@ -51,15 +53,28 @@ class Attacked:
     mechanism: str
     cases: Callable[[Setting], tuple[Case, ...]]
     own_calls: bool = False
-    fixed: Mapping[str, float] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def options(self) -> dict[str, float]:
+    def options(self) -> dict[str, Any]:
         """The options of the plan's line."""
         return {**self.fixed, **options_of(Crowd(2, 2, self.own_calls))}
 
 
-CASES: dict[str, Attacked] = {
+def _stated() -> dict[str, Attacked]:
+    """The kinds that state their worst cases themselves."""
+    found = {}
+    for name, kind in KINDS.items():
+        if stated := kind.worst_cases():
+            cases = partial(learned_cases, stated=stated)
+            fixed = stated[0].aggregator.options
+            found[name] = Attacked(kind.mechanism, cases, fixed=fixed)
+            if kind.takes_own_calls:
+                found[f"{name}-own-calls"] = Attacked(kind.mechanism, cases, own_calls=True, fixed=fixed)
+    return found
+
+
+CASES: dict[str, Attacked] = _stated() | {
     "vote": Attacked("vote", vote_cases),
     "scores": Attacked("scores", counts_cases),
     "embedding": Attacked("embedding", embedding_cases),

@@ -10,6 +10,7 @@ this one makes the strongest. If several settings of the others are possible, `e
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,8 +21,11 @@ from langchain_core.embeddings import Embeddings
 from scipy.special import expit, log_ndtr, ndtr, ndtri
 
 from langchain_dpicl.aggregators import Aggregator, CandidateVote, EmbeddingMean, Keywords, NoisyVote
+from langchain_dpicl.aggregators.base import WorstCase
 from langchain_dpicl.aggregators.keywords import loss_levels, sequence_counts
+from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.lab.audit.bounds import expected_bounds
+from langchain_dpicl.lab.audit.draws import BlockRandomness
 from langchain_dpicl.privacy.choice import Crowd
 from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.mechanisms import OWN_CALLS
@@ -36,6 +40,9 @@ _VOTES = 3  # of others for a label whose odds a prior sets
 
 _ANY_MEMBERS = 10
 """Members if their number changes nothing."""
+
+_LEARNED = 4000
+"""Releases of either data set from which the ratios of a stated case are learnt."""
 
 _MANY = (2, 4, 8, 12, 16, 24, 32, 48, 64, 96)
 _FEW = (1, 2, 4, 8)
@@ -332,6 +339,39 @@ def joint_em_cases(setting: Setting) -> tuple[Case, ...]:
     spoken = f"the canary's member names {named}, and {len((best.base or '').split())} without the canary"
     keywords = setting.bind(Keywords.joint_em(best.words, 2), len(best.others) + 1)
     return (MemberCase(spoken, keywords, setting.parameter, best.base, best.canary, best.others, best.statistic),)
+
+
+def learned_cases(setting: Setting, stated: Sequence[WorstCase]) -> tuple[Case, ...]:
+    """The cases that a kind states, with ratios that are learnt: from `_LEARNED` releases of either data set.
+
+    A release that is not among them tells nothing. Ratios that are not the true ones make an attack weaker, never
+    wrong.
+    """
+    found = []
+    for case in stated:
+        same = setting.own_calls or set(case.others) <= {case.base}
+        if (setting.unanimous and not same) or setting.members not in (None, 1 + len(case.others)):
+            continue
+        aggregator = setting.bind(case.aggregator, 1 + len(case.others))
+        base = None if setting.own_calls else case.base
+        others = [aggregator.encode(answer) for answer in case.others]
+        present = [aggregator.encode(case.canary), *others]
+        absent = [*([] if base is None else [aggregator.encode(base)]), *others]
+        randomness = BlockRandomness()
+        seen, rare = (
+            Counter(repr(aggregator.aggregate(outputs, setting.parameter, randomness)) for _ in range(_LEARNED))
+            for outputs in (present, absent)
+        )
+
+        def statistic(release: Any, seen: Counter[str] = seen, rare: Counter[str] = rare) -> float:
+            return math.log((seen[repr(release)] + 1) / (rare[repr(release)] + 1))
+
+        about = (setting.parameter, base, case.canary, case.others, statistic)
+        found.append(MemberCase(case.words, aggregator, *about))
+    if not found:
+        sizes = sorted({1 + len(case.others) for case in stated})
+        raise InvalidParameter("members", setting.members, f"one of {', '.join(map(str, sizes))}")
+    return tuple(found)
 
 
 def tokens_cases(setting: Setting) -> tuple[Case, ...]:

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import Runnable, RunnableLambda
-from numpy.typing import NDArray
 
 from langchain_dpicl.aggregators import LabelVote
 from langchain_dpicl.decoding.answer import PrivateAnswer, Settings, choose, clipped_terms
 from langchain_dpicl.decoding.exemplars import Exemplars, slots_for
 from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, Logits
 from langchain_dpicl.lab.audit.cases import Case, TokenCase
-from langchain_dpicl.privacy import Randomness, SecureRandomness
+from langchain_dpicl.privacy import Randomness
 from langchain_dpicl.private import boundary
 from langchain_dpicl.release.ensemble import PrivateEnsemble
 from langchain_dpicl.selection import PoissonExampleSelector
@@ -32,43 +31,8 @@ QUERY = "which of the two?"
 OTHER_OWNERS = 8
 _SHOTS = 5
 """Public, as everything but the canary: with the default cap that comes of it the canary is never left out."""
-_BLOCK = 4096
 _TOKEN = Settings(max_tokens=1, min_tokens=0, top_k=2, shots=1.0, temperature=1.0, cap=1.5, stop=())
 _CANARY = "canary"
-
-
-class BlockRandomness:
-    """The secure generator, read in blocks: each of its independent draws is handed out once, in order.
-
-    A block of a thousand costs a tenth of a thousand calls, and the law of the draws is the same.
-    """
-
-    def __init__(self, source: Randomness | None = None) -> None:
-        self._source: Randomness = SecureRandomness() if source is None else source
-        self._left: dict[Hashable, NDArray[Any]] = {}
-
-    def coin_positions(self, n: int, probability: float) -> NDArray[np.int64]:
-        """Straight from the source."""
-        return self._source.coin_positions(n, probability)
-
-    def integers(self, high: int, size: int) -> NDArray[np.int64]:
-        """As the source's."""
-        return self._take(("integers", high), size, partial(self._source.integers, high))
-
-    def uniforms(self, size: int) -> NDArray[np.float64]:
-        """As the source's."""
-        return self._take("uniforms", size, self._source.uniforms)
-
-    def discrete_gaussian(self, sigma: float, size: int) -> NDArray[np.int64]:
-        """As the source's."""
-        return self._take(("gaussian", sigma), size, partial(self._source.discrete_gaussian, sigma))
-
-    def _take(self, kind: Hashable, size: int, draw: Callable[[int], NDArray[Any]]) -> NDArray[Any]:
-        left = self._left.get(kind)
-        if left is None or len(left) < size:
-            left = draw(max(_BLOCK, size))
-        self._left[kind] = left[size:]
-        return left[:size]
 
 
 def synthetic_world(case: Case, has_owner: bool, rate: float, randomness: Randomness) -> Callable[[], Any]:
