@@ -1,4 +1,4 @@
-"""Which mechanism suits public numbers: from which epsilon on, and for how many owners.
+"""The mechanism that suits public numbers, from which epsilon on, and for how many owners.
 
 Nothing here sees a record. Everything follows from public numbers: of owners, labels, questions and calls, epsilon and
 delta, by `privacy.advice`.
@@ -7,6 +7,7 @@ delta, by `privacy.advice`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,26 +79,41 @@ class Workload:
         least = {"labels": 2, "shots": 2, "features": 2}
         most = {"owners": _MOST_OWNERS, "questions": MAX_COUNT, "fits": MAX_COUNT}
         for name in ("owners", "labels", "questions", "calls", "fits", "features", "tokens", "shots"):
-            value = whole(name, getattr(self, name), at_least=least.get(name, 1), at_most=most.get(name))
+            value = whole(
+                name,
+                getattr(self, name),
+                at_least=least.get(name, 1),
+                at_most=most.get(name),
+            )
             object.__setattr__(self, name, value)
         object.__setattr__(self, "delta", open_unit("delta", self.delta))
         for name in ("gate", "near"):
-            object.__setattr__(self, name, real(name, getattr(self, name), above=0.0, at_most=float(self.owners)))
+            object.__setattr__(
+                self,
+                name,
+                real(
+                    name,
+                    getattr(self, name),
+                    above=0.0,
+                    at_most=float(self.owners),
+                ),
+            )
 
     def eligible(self, wanted: float) -> int:
-        """How many owners a question finds, of a share or a number of them."""
+        """Return the number of owners that a question finds, of a share or a number of them."""
         found = wanted if wanted >= 1.0 else max(2 * self.calls, wanted * self.owners)
         return max(1, min(self.owners, math.ceil(found - 1e-9)))
 
     def with_owners(self, owners: int) -> Workload:
         """The same with another number of owners, of whom the same share is near."""
-        share = {name: each if (each := getattr(self, name)) < 1.0 else each / self.owners for name in ("gate", "near")}
-        return replace(self, owners=owners, **{name: min(each, 1.0 - 1e-12) for name, each in share.items()})
+        shares = [each / self.owners if each >= 1.0 else each for each in (self.gate, self.near)]
+        gate, near = (min(share, 1.0 - 1e-12) for share in shares)
+        return replace(self, owners=owners, gate=gate, near=near)
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a method would do a task: the numbers of its line, and its calls of a model for each answer."""
+    """The numbers of a method at a task: those of its line, and its calls of a model for each answer."""
 
     rate: float
     count: int
@@ -113,13 +129,18 @@ class Way:
         if method == TOKENS:
             tokens = min(MAX_COUNT, task.questions * task.tokens)
             return cls(min(1.0, task.shots / task.owners), tokens, task.tokens)
-        if method == BLIND:
-            sampled, calls, count, eligible = task.owners, task.calls, task.questions, None
-        else:
-            sampled = eligible = task.eligible(task.near if method == LABEL_VOTE else task.gate)
-            calls = eligible if method == LABEL_VOTE else task.calls
-            count = min(task.questions, math.ceil(2.0 * eligible / task.owners * task.questions))
-        rate, made = min(1.0, calls / sampled), calls_made(None, calls, None, None)
+        calls = task.calls
+        count = task.questions
+        eligible = None
+        if method == LABEL_VOTE:
+            calls = eligible = task.eligible(task.near)
+        elif method != BLIND:
+            eligible = task.eligible(task.gate)
+        if eligible is not None:
+            count = min(count, math.ceil(2.0 * eligible / task.owners * task.questions))
+        sampled = eligible or task.owners
+        rate = min(1.0, calls / sampled)
+        made = calls_made(None, calls, None, None)
         crowd = Crowd.of(made, rate, sampled, calls)
         return cls(rate, count, 0 if method == LABEL_VOTE else made, crowd, eligible)
 
@@ -169,18 +190,31 @@ class Verdict:
     @property
     def noise(self) -> VoteNoise | None:
         """Of a vote."""
-        own = self.line.own_calls
-        return None if self.way.crowd is None else VoteNoise(self.line.mechanism, self.line.parameter, own)
+        if self.way.crowd is None:
+            return None
+        return VoteNoise(self.line.mechanism, self.line.parameter, self.line.own_calls)
 
     @property
     def worth(self) -> bool:
-        """Whether it is worth its epsilon."""
+        """True if the method is worth its epsilon."""
         return self.feasible and self.left >= WORTH
 
 
 def compare(task: Workload, epsilon: float, methods: Sequence[str] = METHODS) -> list[Verdict]:
     """The methods at this epsilon. All of them take a few seconds: the plans for labels are certified."""
-    return [_choice(method, task, real("epsilon", epsilon, above=0.0, at_most=1000.0)) for method in methods]
+    return [
+        _choice(
+            method,
+            task,
+            real(
+                "epsilon",
+                epsilon,
+                above=0.0,
+                at_most=1000.0,
+            ),
+        )
+        for method in methods
+    ]
 
 
 def recommended(choices: Sequence[Verdict], right: Mapping[str, float] = FrozenMapping()) -> Verdict | None:
@@ -215,7 +249,9 @@ def proposed(task: Workload) -> float:
 
 
 def _choice(method: str, task: Workload, epsilon: float) -> Verdict:
-    way, flip, mechanism = Way.of(method, task), None, method
+    way = Way.of(method, task)
+    mechanism = method
+    flip = None
     if way.crowd is not None:
         found = compared(epsilon, task.delta, way.count, way.rate, way.crowd, task.labels)
         mechanism = best_of(found)
@@ -236,7 +272,7 @@ def _any_worth(methods: Sequence[str], task: Workload, epsilon: float) -> bool:
 
 
 def _judged(task: Workload, way: Way, mechanism: str, parameter: float) -> tuple[float, bool]:
-    """What noise leaves, and whether such a plan is made."""
+    """Return the share that noise leaves, and whether such a plan is made."""
     if way.crowd is not None:
         noise = VoteNoise(mechanism, parameter, way.crowd.own_calls)
         refused = noise.flip(math.floor(way.crowd.expected), task.labels) > OVERTURNED
@@ -250,12 +286,14 @@ def _judged(task: Workload, way: Way, mechanism: str, parameter: float) -> tuple
 def _state(method: str, task: Workload, epsilon: float) -> float:
     """About what noise leaves of a method; 0 if it is not feasible."""
     way = Way.of(method, task)
+    mechanisms = (method,) if way.crowd is None else (EXPONENTIAL, GAUSSIAN)
     found = []
-    for mechanism in (method,) if way.crowd is None else (EXPONENTIAL, GAUSSIAN):
+    for mechanism in mechanisms:
         parameter = about(epsilon, task.delta, way.line(mechanism, task.owners))
         left, feasible = _judged(task, way, mechanism, parameter)
-        found.append(left if feasible else 0.0)
-    return max(found)
+        if feasible:
+            found.append(left)
+    return max(found, default=0.0)
 
 
 def _least_owners(method: str, task: Workload, epsilon: float) -> int | None:
@@ -269,9 +307,6 @@ def _least_owners(method: str, task: Workload, epsilon: float) -> int | None:
 
 
 def _first(steps: Sequence[Number], holds: Callable[[Number], bool]) -> Number | None:
-    """The first step at which something holds, if it then holds at all later ones."""
-    low, high = 0, len(steps)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(steps[middle]) else (middle + 1, high)
-    return steps[low] if low < len(steps) else None
+    """Return the first step at which something holds, if it then holds at all later ones."""
+    place = bisect_left(steps, True, key=holds)
+    return steps[place] if place < len(steps) else None

@@ -1,4 +1,4 @@
-"""What ``dpicl advise`` says: one recommendation, a table, and the reasons."""
+"""The words of ``dpicl advise``: one recommendation, a table, and the reasons."""
 
 from __future__ import annotations
 
@@ -29,19 +29,27 @@ _WHY = {
     GATED: "noise spares it most among the methods that look at records near to the question.",
     BLIND: "noise spares no other method enough.",
 }
+_UNIT = {TOKENS: " a text"}
 _RIGHT = "no other method is expected to be right clearly more often."
 
 
 def words(
-    options: argparse.Namespace, task: Workload, choices: Sequence[Verdict], best: Verdict | None, facts: dict[str, Any]
+    options: argparse.Namespace,
+    task: Workload,
+    choices: Sequence[Verdict],
+    best: Verdict | None,
+    facts: dict[str, Any],
 ) -> str:
     """Return the recommendation, a table, and the reasons."""
     rows = {row["method"]: row for row in facts["methods"]}
     text = []
     if best is None:
+        nothing = f"Nothing is feasible at epsilon {facts['epsilon']:g}: noise would decide the answers."
         least = [(each.least_owners, each.method) for each in choices if each.least_owners and each.method != TOKENS]
-        enough = f" With {min(least)[0]:,} owners the {min(least)[1]} would be feasible." if least else ""
-        text.append(f"Nothing is feasible at epsilon {facts['epsilon']:g}: noise would decide the answers.{enough}")
+        if least:
+            owners, method = min(least)
+            nothing += f" With {owners:,} owners the {method} would be feasible."
+        text.append(nothing)
         text.append("What helps: fewer questions, more owners, or a larger epsilon, which promises less.")
     else:
         asked = "Asked for" if options.method else "Take"
@@ -50,8 +58,10 @@ def words(
         sure = "" if best.worth else " That is much: see below."
         text += _folded(f"Noise takes about {1.0 - best.left:.0%} of what the records bring.{sure}", "  ")
         if "expected_accuracy" in (row := rows[best.method]):
-            right, error = row["expected_accuracy"], row["standard_error"]
-            text.append(f"  Expect about {right:.0%} right answers (standard error {error:.0%}, from public records).")
+            text.append(
+                f"  Expect about {row['expected_accuracy']:.0%} right answers "
+                f"(standard error {row['standard_error']:.0%}, from public records)."
+            )
         text += ["", f"  {facts['command']}"]
     text += ["", *_table(options, task, choices, best, rows), ""]
     text += _reasons(options, task, choices, best, facts.get("columns", ()))
@@ -61,36 +71,46 @@ def words(
 
 
 def _table(
-    options: argparse.Namespace, task: Workload, choices: Sequence[Verdict], best: Verdict | None, rows: dict[str, Any]
+    options: argparse.Namespace,
+    task: Workload,
+    choices: Sequence[Verdict],
+    best: Verdict | None,
+    rows: dict[str, Any],
 ) -> list[str]:
-    priced, known = options.price_in or options.price_out, any("expected_accuracy" in row for row in rows.values())
-    columns = ["", *(["right"] if known else []), "noise", "close vote", "calls of", *(["price of"] if priced else [])]
-    below = ["", *(["answers"] if known else []), "takes", "overturned", "a model", *(["an answer"] if priced else [])]
-    table = [[*columns, "worth it", "feasible"], [*below, "from epsilon", "from owners"]]
-    for each in choices:
-        row, mark = rows[each.method], " <-" if each is best else ""
-        cells = [each.method]
-        if known:
-            cells.append(f"{row['expected_accuracy']:.0%}" if "expected_accuracy" in row else "?")
-        cells.append(f"{row['noise_takes']:.0%}" if each.feasible else "too much")
-        cells.append("-" if each.flip is None else f"{each.flip:.2g}")
-        cells.append(f"{row['calls']:,}" + (" a text" if each.method == TOKENS else ""))
-        if priced:
-            cells.append("-" if row["cost_per_answer"] is None else f"{row['cost_per_answer']:.3g}")
-        cells.append(f"over {10:g}" if each.least_epsilon is None else f"{each.least_epsilon:g}")
-        cells.append(("?" if each.least_owners is None else f"{each.least_owners:,}") + mark)
-        table.append(cells)
-    wide = [max(len(row[i].removesuffix(" <-")) for row in table) for i in range(len(table[0]))]
+    """Return a line about the task, and the table: a row for each method, with a mark at the best."""
+    columns = {("", ""): [each.method for each in choices]}
+    if any("expected_accuracy" in row for row in rows.values()):
+        right = [rows[each.method].get("expected_accuracy") for each in choices]
+        columns["right", "answers"] = [_cell(share, ".0%", "?") for share in right]
+    columns |= {
+        ("noise", "takes"): [f"{1.0 - each.left:.0%}" if each.feasible else "too much" for each in choices],
+        ("close vote", "overturned"): [_cell(each.flip, ".2g", "-") for each in choices],
+        ("calls of", "a model"): [f"{each.way.calls:,}{_UNIT.get(each.method, '')}" for each in choices],
+    }
+    if options.price_in or options.price_out:
+        prices = [rows[each.method]["cost_per_answer"] for each in choices]
+        columns["price of", "an answer"] = [_cell(price, ".3g", "-") for price in prices]
+    columns |= {
+        ("worth it", "from epsilon"): [_cell(each.least_epsilon, "g", f"over {10:g}") for each in choices],
+        ("feasible", "from owners"): [_cell(each.least_owners, ",", "?") for each in choices],
+    }
+    padded: list[list[str]] = []
+    for (above, below), cells in columns.items():
+        column = [above, below, *cells]
+        wide = max(map(len, column))
+        padded.append([cell.rjust(wide) if padded else cell.ljust(wide) for cell in column])
+    marks = ["", "", *("  <-" if each is best else "" for each in choices)]
+    lines = ["  " + "  ".join(row) + mark for *row, mark in zip(*padded, marks, strict=True)]
     head = (
         f"{task.owners:,} owners, {task.labels} labels, {task.questions:,} questions, "
         f"epsilon {choices[0].epsilon:g}, delta {task.delta:.3g}:"
     )
-    lines = []
-    for row in table:
-        cells = [row[0].ljust(wide[0])]
-        cells += [cell.removesuffix(" <-").rjust(wide[i]) for i, cell in enumerate(row[1:], start=1)]
-        lines.append("  " + "  ".join(cells) + ("  <-" if row[-1].endswith("<-") else ""))
     return [head, "", *(line.rstrip() for line in lines)]
+
+
+def _cell(value: float | None, form: str, missing: str) -> str:
+    """Return a number in this form, or the word for a missing one."""
+    return missing if value is None else format(value, form)
 
 
 def _reasons(
@@ -100,19 +120,19 @@ def _reasons(
     best: Verdict | None,
     columns: Sequence[str],
 ) -> list[str]:
-    """Why, and how sure."""
+    """Return the reasons for the recommendation, and how sure each number is."""
     said = []
     if best is not None and options.method is None:
-        said.append(f"{best.method}: {_WHY[best.method] if options.public is None else _RIGHT}")
+        reason = _WHY[best.method] if options.public is None else _RIGHT
+        said.append(f"{best.method}: {reason}")
     for each in choices:
         if not each.feasible:
-            least = each.least_owners
-            end = "for no number of owners" if least is None else f"below about {least:,} owners"
+            owners = _cell(each.least_owners, ",", "")
+            end = f"below about {owners} owners" if owners else "for no number of owners"
             said.append(f"{each.method}: not feasible {end} at this epsilon.")
     head = next(each for each in choices if each.method == HEAD)
     if options.public is None and not head.worth:
-        steps, sigma = head.line.options["steps"], head.line.parameter
-        spared = head_left(task.owners, sigma, steps, DIRECTIONS)
+        spared = head_left(task.owners, head.line.parameter, head.line.options["steps"], DIRECTIONS)
         said.append(
             f"head: with some hundred public texts like your questions (--public), noise would take {1 - spared:.0%} "
             f"instead of {1 - head.left:.0%}."
@@ -132,7 +152,9 @@ def _reasons(
         "takes is a rule that was fitted to measured results; it errs by 9 points at most for votes, 11 for heads."
     )
     if options.data is not None:
-        by = f"distinct values of {options.owner_key!r}" if options.owner_key else "records, each its own owner"
+        by = "records, each its own owner"
+        if options.owner_key:
+            by = f"distinct values of {options.owner_key!r}"
         said.append(
             f"Of {os.path.basename(options.data)} only the columns' names ({', '.join(columns)}) and the number of "
             f"{by} were used. If you use this number, you make it public."
@@ -154,8 +176,9 @@ def _reasons(
 
 
 def _factor(epsilon: float) -> str:
-    return f"{math.exp(min(epsilon, 700.0)):,.{1 if epsilon < 3 else 0}f}"
+    factor = math.exp(min(epsilon, 700.0))
+    return f"{factor:,.1f}" if epsilon < 3 else f"{factor:,.0f}"
 
 
-def _folded(text: str, indent: str, first: str | None = None) -> list[str]:
-    return textwrap.wrap(text, 110, initial_indent=indent if first is None else first, subsequent_indent=indent)
+def _folded(text: str, indent: str, first: str = "") -> list[str]:
+    return textwrap.wrap(text, 110, initial_indent=first or indent, subsequent_indent=indent)

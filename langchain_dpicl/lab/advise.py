@@ -58,18 +58,47 @@ def advise_options(parser: Any) -> None:
     parser.add_argument("--input-key", default="text", help="the column of the texts (default text)")
     parser.add_argument("--output-key", default="label", help="the column of the labels (default label)")
     parser.add_argument("--labels", required=True, help="how many labels, or their names, separated by commas")
-    parser.add_argument("--questions", type=int, required=True, help="how many answers are to be given in all")
+    parser.add_argument(
+        "--questions",
+        type=int,
+        required=True,
+        help="how many answers are to be given in all",
+    )
     parser.add_argument("--epsilon", type=float, help="default: the least usual one that is enough")
     parser.add_argument("--delta", type=float, help="default: a tenth of 1 / number of owners")
     parser.add_argument("--public", metavar="FILE", help="labelled records like yours that anyone may see")
-    parser.add_argument("--calls", type=int, default=CALLS, help=f"calls of an ensemble (default {CALLS})")
-    near = f"the share of owners near to a question, an estimate (default {ELIGIBLE:g}, or found with --public)"
-    parser.add_argument("--near", type=float, metavar="SHARE", help=near)
-    parser.add_argument("--fits", type=int, default=1, help="how often a head is to be fitted, say 12 in a year (1)")
+    parser.add_argument(
+        "--calls",
+        type=int,
+        default=CALLS,
+        help=f"calls of an ensemble (default {CALLS})",
+    )
+    parser.add_argument(
+        "--near",
+        type=float,
+        metavar="SHARE",
+        help=f"the share of owners near to a question, an estimate (default {ELIGIBLE:g}, or found with --public)",
+    )
+    parser.add_argument(
+        "--fits",
+        type=int,
+        default=1,
+        help="how often a head is to be fitted, say 12 in a year (1)",
+    )
     parser.add_argument("--max-tokens", type=int, default=25, help="length of a text (default 25)")
     bill = parser.add_argument_group("the bill")
-    bill.add_argument("--prompt-tokens", type=float, default=300.0, help="tokens of one call's prompt (default 300)")
-    bill.add_argument("--answer-tokens", type=float, default=5.0, help="tokens of one call's answer (default 5)")
+    bill.add_argument(
+        "--prompt-tokens",
+        type=float,
+        default=300.0,
+        help="tokens of one call's prompt (default 300)",
+    )
+    bill.add_argument(
+        "--answer-tokens",
+        type=float,
+        default=5.0,
+        help="tokens of one call's answer (default 5)",
+    )
     add_prices(bill)
     add_reading(parser)
     parser.add_argument("--write", metavar="FILE", help="write the plan as a configuration of `dpicl serve` (YAML)")
@@ -79,17 +108,26 @@ def advise_options(parser: Any) -> None:
 def advise(options: argparse.Namespace) -> int:
     """Compare, forecast, write and print."""
     names = [name.strip() for name in options.labels.split(",")]
-    labels = int(options.labels) if options.labels.strip().isdecimal() else len(names)
-    names = [] if options.labels.strip().isdecimal() else names
+    labels = len(names)
+    if options.labels.strip().isdecimal():
+        labels = int(options.labels)
+        names = []
     columns, owners = _counted(options)
     if options.write is not None:
         _check_writable(options, names)
-    delta = 0.1 / owners if options.delta is None else options.delta
     share = ELIGIBLE if options.near is None else real("near", options.near, above=0.0, below=1.0)
     task = Workload(
-        owners, labels, options.questions, delta, options.calls, share, share, options.fits,
-        EMBEDDED if options.public is None else DIRECTIONS, options.max_tokens,
-    )  # fmt: skip
+        owners,
+        labels,
+        options.questions,
+        0.1 / owners if options.delta is None else options.delta,
+        calls=options.calls,
+        gate=share,
+        near=share,
+        fits=options.fits,
+        features=EMBEDDED if options.public is None else DIRECTIONS,
+        tokens=options.max_tokens,
+    )
     epsilon = proposed(task) if options.epsilon is None else options.epsilon
     right: dict[str, tuple[float, float]] = {}
     gates: dict[str, Nearness] = {}
@@ -99,13 +137,18 @@ def advise(options: argparse.Namespace) -> int:
         gates = public.gates(task, epsilon)
         task = replace(task, gate=float(gates[GATED].eligible), near=float(gates[LABEL_VOTE].eligible))
     choices = compare(task, epsilon)
-    for each in choices if public is not None else ():
-        if (found := public.right_answers(each, task, gates)) is not None:  # type: ignore[union-attr]
-            right[each.method] = found
+    if public is not None:
+        forecasts = {each.method: public.right_answers(each, task, gates) for each in choices}
+        right = {method: forecast for method, forecast in forecasts.items() if forecast is not None}
     best = recommended(choices, {method: share for method, (share, _) in right.items()})
     if options.method is not None:
         best = next(each for each in choices if each.method.replace(" ", "-") == options.method)
-    prices = CallCosts(options.prompt_tokens, options.answer_tokens, options.price_in, options.price_out)
+    prices = CallCosts(
+        options.prompt_tokens,
+        options.answer_tokens,
+        options.price_in,
+        options.price_out,
+    )
     facts: dict[str, Any] = {
         "owners": owners,
         "labels": labels,
@@ -118,8 +161,11 @@ def advise(options: argparse.Namespace) -> int:
     if columns is not None:
         facts["columns"] = columns
     if best is not None:
-        plan = best.plan
-        facts |= {"plan": json.loads(plan.to_json()), "digest": plan.digest, "command": _command(best, options, gates)}
+        facts |= {
+            "plan": json.loads(best.plan.to_json()),
+            "digest": best.plan.digest,
+            "command": _command(best, options, gates),
+        }
     if options.write is not None and best is not None:
         _write(best, options, names, gates)
         facts["written"] = options.write
@@ -151,10 +197,15 @@ def _public(options: argparse.Namespace, names: list[str], labels: int) -> Any:
 
     if options.data is not None:
         check_apart(options, "public")
-    rows = read_file(options, options.public, RecordKeys(options.input_key, options.output_key, None), names or None)
+    rows = read_file(
+        options,
+        options.public,
+        RecordKeys(options.input_key, options.output_key, None),
+        names or None,
+    )
     rows = rows[:: -(-len(rows) // _MOST_PUBLIC)]
-    texts: list[Any]
-    texts, outputs = ([row.get(key) for row in rows] for key in (options.input_key, options.output_key))
+    texts: list[Any] = [row.get(options.input_key) for row in rows]
+    outputs = [row.get(options.output_key) for row in rows]
     named = list(names) or sorted({str(output).strip() for output in outputs})
     if len(named) != labels:
         raise InvalidParameter("--labels", labels, f"as many as --public has, {len(named)}, or their names")
@@ -177,7 +228,7 @@ def _facts(
     right: dict[str, tuple[float, float]],
     gates: dict[str, Nearness],
 ) -> dict[str, Any]:
-    way, line = choice.way, choice.line
+    way = choice.way
     found: dict[str, Any] = {
         "method": choice.method,
         "feasible": choice.feasible,
@@ -188,10 +239,10 @@ def _facts(
         "cost_per_answer": None if choice.method == TOKENS else prices.cost(way.calls),
         "least_epsilon": choice.least_epsilon,
         "least_owners": choice.least_owners,
-        "mechanism": line.mechanism,
-        line.family.parameter: line.parameter,
-        "rate": line.rate,
-        "releases": line.count,
+        "mechanism": choice.line.mechanism,
+        choice.line.family.parameter: choice.line.parameter,
+        "rate": choice.line.rate,
+        "releases": choice.line.count,
         "tickets": way.eligible is not None,
         "eligible": way.eligible,
     }
@@ -216,13 +267,16 @@ def _command(choice: Verdict, options: argparse.Namespace, gates: dict[str, Near
     labels = "LABEL,LABEL,..." if options.labels.strip().isdecimal() else options.labels
     command = ["dpicl", "fit" if choice.method == HEAD else "answer", "--data", options.data or "FILE"]
     command += ["--labels", labels, "--epsilon", f"{choice.epsilon:g}", "--delta", repr(choice.delta)]
-    command += ["--owner-key", options.owner_key] if options.owner_key else []
+    if options.owner_key:
+        command += ["--owner-key", options.owner_key]
     for name, usual in (("input_key", "text"), ("output_key", "label")):
         if (value := getattr(options, name)) != usual:
             command += [f"--{name.replace('_', '-')}", value]
     if choice.method == HEAD:
-        command += ["--fits", str(options.fits)] if options.fits > 1 else []
-        command += ["--public", options.public] if options.public else []
+        if options.fits > 1:
+            command += ["--fits", str(options.fits)]
+        if options.public:
+            command += ["--public", options.public]
         return shlex.join([*command, "--output", "head.npz"])
     command += ["--releases", str(choice.line.count)]
     if choice.method == LABEL_VOTE:
@@ -230,13 +284,8 @@ def _command(choice: Verdict, options: argparse.Namespace, gates: dict[str, Near
     else:
         command += ["--calls", str(options.calls)]
     if choice.way.eligible is not None:
-        command += [
-            "--threshold",
-            f"{_threshold(choice, gates):g}",
-            "--eligible",
-            f"{choice.way.eligible}",
-            "--tickets",
-        ]
+        threshold = f"{_threshold(choice, gates):g}"
+        command += ["--threshold", threshold, "--eligible", f"{choice.way.eligible}", "--tickets"]
     return shlex.join([*command, "--question", "..."])
 
 
@@ -248,7 +297,12 @@ def _check_writable(options: argparse.Namespace, names: Sequence[str]) -> None:
             raise InvalidParameter(name, None, "given with --write: the file, and the labels by their names")
 
 
-def _write(choice: Verdict, options: argparse.Namespace, names: Sequence[str], gates: dict[str, Nearness]) -> None:
+def _write(
+    choice: Verdict,
+    options: argparse.Namespace,
+    names: Sequence[str],
+    gates: dict[str, Nearness],
+) -> None:
     """The plan as a configuration, which `serving.config.read` reads. Paths in it are relative to it."""
     import yaml  # type: ignore[import-untyped]
 
@@ -259,9 +313,8 @@ def _write(choice: Verdict, options: argparse.Namespace, names: Sequence[str], g
         sections["head"] = {"file": "head.npz"}
     else:
         data = os.path.relpath(options.data, Path(options.write).absolute().parent)
-        keys = given(options, "input_key", "output_key", "owner_key")
         kind = "label_vote" if choice.method == LABEL_VOTE else "vote"
-        sections["store"] = {"data": data, **keys}
+        sections["store"] = {"data": data, **given(options, "input_key", "output_key", "owner_key")}
         sections["release"] = {"kind": kind, "labels": list(names)}
         sections["selector"] = {"calls": choice.way.eligible if kind == "label_vote" else options.calls}
         sections["budget"] = {"epsilon": choice.epsilon, "delta": choice.delta, "releases": choice.line.count}

@@ -15,7 +15,10 @@ Steps = list[tuple[datetime, float]]
 
 
 def draw_budgets(
-    path: str, report: LedgerReport, plans: Iterable[StoredPlan], states: Mapping[str, dict[str, Any]]
+    path: str,
+    report: LedgerReport,
+    plans: Iterable[StoredPlan],
+    states: Mapping[str, dict[str, Any]],
 ) -> None:
     """Draw budgets over time, one below the other."""
     draw_spending([_spending(report, plan, states[plan.name]) for plan in plans], path)
@@ -23,24 +26,31 @@ def draw_budgets(
 
 def _spending(report: LedgerReport, plan: StoredPlan, state: dict[str, Any]) -> Spending:
     """Return one budget over time: its charges by line and principal, or with tickets the losses by principal."""
-    each, lines = state["scope"] == "per_principal", state["lines"]
-    several = len(lines) > 1
-    title = (
-        f"{plan.name}: epsilon {state['epsilon_spent']:.2g} of {state['epsilon']:g} spent"
-        f"{', by the principal who spent most' if each else ''} (delta {state['delta']:.2g})"
-    )
-    legend = "one counter each, if\ncallers do not collude" if each else ""
+    title = f"{plan.name}: epsilon {state['epsilon_spent']:.2g} of {state['epsilon']:g} spent"
+    legend = ""
+    if state["scope"] == "per_principal":
+        title += ", by the principal who spent most"
+        legend = "one counter each, if\ncallers do not collude"
+    title += f" (delta {state['delta']:.2g})"
+    planned: dict[str, int] = {name: line["count"] for name, line in state["lines"].items()}
+    several = len(planned) > 1
     curves: list[tuple[str, Steps]] = []
     if plan.tickets:
-        for who, (steps, counts) in sorted(losses(report, plan).items(), key=lambda item: -sum(item[1][1].values())):
-            by_line = [f"{line}: {n:,} queries" if several else f"{n:,} queries" for line, n in counts.items()]
-            label = f"{who}: {sum(counts.values()):,} queries" if who else "\n".join(by_line)
+        by_principal = sorted(losses(report, plan).items(), key=lambda item: -sum(item[1][1].values()))
+        for who, (steps, counts) in by_principal:
+            label = "\n".join(_named(counts, several, " queries"))
+            if who:
+                label = f"{who}: {sum(counts.values()):,} queries"
             curves.append((label, [(steps[0][0], 0.0), *steps]))
-        ends = ", ".join(f"{name + ': ' if several else ''}{line['count']:,}" for name, line in lines.items())
+        ends = ", ".join(_named(planned, several))
         end = f"the plan: epsilon {state['epsilon']:g}, after the tickets of an owner ({ends}); there is no last answer"
-        y = "epsilon, for an owner\neligible for every query"
-        return Spending(title, y, curves, [(state["epsilon"], end)], legend)
-    planned = {name: line["count"] for name, line in lines.items()}
+        return Spending(
+            title,
+            "epsilon, for an owner\neligible for every query",
+            curves,
+            [(state["epsilon"], end)],
+            legend,
+        )
     charges: dict[tuple[str, str], Steps] = {}
     for row in report.history(plan.name):
         step = datetime.fromisoformat(row["time"]), row["spent"]
@@ -50,11 +60,16 @@ def _spending(report: LedgerReport, plan: StoredPlan, state: dict[str, Any]) -> 
         curves.append((f"{label}: {steps[-1][1]:,} of {planned[line]:,}", steps))
     top = max((steps[-1][1] for _, steps in curves), default=1)
     levels = [
-        (count, f"{name}: {count:,} planned" if len(planned) > 1 else f"the plan: {count:,}")
+        (count, f"{name}: {count:,} planned" if several else f"the plan: {count:,}")
         for name, count in sorted(planned.items(), key=lambda item: item[1])
         if count <= 2.5 * top
     ]
     return Spending(title, "releases charged", curves, levels, legend)
+
+
+def _named(counts: Mapping[str, int], several: bool, unit: str = "") -> list[str]:
+    """Return each line's count in words, with the line's name if there are several."""
+    return [f"{line}: {count:,}{unit}" if several else f"{count:,}{unit}" for line, count in counts.items()]
 
 
 def losses(report: LedgerReport, plan: StoredPlan) -> dict[str, tuple[Steps, dict[str, int]]]:
@@ -75,7 +90,9 @@ def losses(report: LedgerReport, plan: StoredPlan) -> dict[str, tuple[Steps, dic
         for moment, line, units in sorted(made):
             counts[line] += units
             if (now := known.at_most(counts)) != paid:
-                paid, loss = now, known.spent(now)
-                steps += [(moment, loss)] if not steps or steps[-1][1] != loss else []
+                paid = now
+                loss = known.spent(now)
+                if not steps or steps[-1][1] != loss:
+                    steps.append((moment, loss))
         found[who] = [*steps, (moment, steps[-1][1])], counts
     return found

@@ -47,36 +47,97 @@ def evaluate_options(parser: Any) -> None:
     data.add_argument("--data", required=True, help="examples: a file or folder, hub (the task's own), or hf:NAME")
     data.add_argument("--test", help="queries with their answers (default: the test split of --data)")
     data.add_argument("--public", help="public examples, for public prompts, a head's features, ...")
-    data.add_argument("--column", action="append", default=[], metavar="KEY=NAME", help="a column of another name")
+    data.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        metavar="KEY=NAME",
+        help="a column of another name",
+    )
     add_reading(parser)
     data.add_argument("--queries", type=int, default=100, help="how many test rows (default 100)")
     plan = parser.add_argument_group("the plan")
     plan.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 3.0, 8.0])
     plan.add_argument("--delta", type=float, help="default: a tenth of 1 / number of examples")
-    plan.add_argument("--releases", type=int, default=10_000, help="answers that epsilon is for (default 10000)")
+    plan.add_argument(
+        "--releases",
+        type=int,
+        default=10_000,
+        help="answers that epsilon is for (default 10000)",
+    )
     add_ensemble(plan, members=20, shots=1)
-    own = "one owner in each call, so many on average, instead of --members and --shots (label tasks)"
-    plan.add_argument("--calls", type=int, help=own)
+    plan.add_argument(
+        "--calls",
+        type=int,
+        help="one owner in each call, so many on average, instead of --members and --shots (label tasks)",
+    )
     study = parser.add_argument_group("the study")
-    methods = "vote, label-vote, head; embedding, candidate-vote, joint-em, ptr; online, offline (default: not these)"
-    study.add_argument("--method", action="append", default=[], help=methods)
-    numbers = "members, releases, shots; fits (heads in one plan); candidates; top_k"
-    study.add_argument("--vary", action="append", default=[], metavar="NAME=N,N", help=numbers)
-    study.add_argument("--samples", type=int, default=1, help="samples of owners for each query (default 1)")
-    study.add_argument("--draws", type=int, default=20, help="draws of noise for each sample (default 20)")
-    study.add_argument("--heads", type=int, default=5, help="label tasks: heads fitted at each epsilon (default 5)")
-    study.add_argument("--few-shots", type=int, default=4, help="examples of prompts that are not private (default 4)")
-    study.add_argument("--calibrate-on", type=int, default=0, help="label tasks: take inputs of N further test rows")
-    study.add_argument("--candidates", type=int, default=20, help="public sentences per query (default 20)")
+    study.add_argument(
+        "--method",
+        action="append",
+        default=[],
+        help="vote, label-vote, head; embedding, candidate-vote, joint-em, ptr; online, offline (default: not these)",
+    )
+    study.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="NAME=N,N",
+        help="members, releases, shots; fits (heads in one plan); candidates; top_k",
+    )
+    study.add_argument(
+        "--samples",
+        type=int,
+        default=1,
+        help="samples of owners for each query (default 1)",
+    )
+    study.add_argument(
+        "--draws",
+        type=int,
+        default=20,
+        help="draws of noise for each sample (default 20)",
+    )
+    study.add_argument(
+        "--heads",
+        type=int,
+        default=5,
+        help="label tasks: heads fitted at each epsilon (default 5)",
+    )
+    study.add_argument(
+        "--few-shots",
+        type=int,
+        default=4,
+        help="examples of prompts that are not private (default 4)",
+    )
+    study.add_argument(
+        "--calibrate-on",
+        type=int,
+        default=0,
+        help="label tasks: take inputs of N further test rows",
+    )
+    study.add_argument(
+        "--candidates",
+        type=int,
+        default=20,
+        help="public sentences per query (default 20)",
+    )
     study.add_argument("--instruction", help="first lines of every prompt (default: the task's)")
     study.add_argument("--query", help=r"a query in a prompt, such as 'Question: {input}\nType:' (default: the task's)")
     model = parser.add_argument_group("the model")
     add_model(model, DEFAULT_MODEL)
     add_prices(model)
-    batches = "read label prompts in batches in this process, many times faster"
-    model.add_argument("--in-batches", action="store_true", help=batches)
+    model.add_argument(
+        "--in-batches",
+        action="store_true",
+        help="read label prompts in batches in this process, many times faster",
+    )
     model.add_argument("--threads", type=int, help="for reading in batches")
-    parser.add_argument("--output", required=True, type=Path, help="a folder for the model's answers and the results")
+    parser.add_argument(
+        "--output",
+        required=True,
+        type=Path,
+        help="a folder for the model's answers and the results",
+    )
     parser.add_argument("--index", action="store_true", help="also write README.md over all results beside that folder")
 
 
@@ -91,14 +152,15 @@ def evaluate(options: argparse.Namespace) -> int:
     from langchain_dpicl.privacy.checks import whole
     from langchain_dpicl.privacy.choice import usual_most
 
-    check_apart(options, "public", *(["test"] if Path(options.data).is_file() else []))
+    is_file = Path(options.data).is_file()
+    check_apart(options, *(("public", "test") if is_file else ("public",)))
     about = task(options.task)
     wording = {name: text.replace("\\n", "\n") for name, text in given(options, "instruction", "query").items()}
     about = replace(about, shape=replace(about.shape, **wording))
     columns = dict(_pairs("--column", options.column))
     how: dict[str, Any] = {"columns": columns, "reading": reading_of(options), "say": partial(tell, options)}
     rows = load_rows(about, options.data, **how)
-    if options.test is None and Path(options.data).is_file():
+    if options.test is None and is_file:
         raise InvalidParameter("--test", None, "a file with the queries and their answers")
     queries = load_rows(about, options.test or options.data, split="test", **how)
     public = load_rows(about, options.public, **how) if options.public else []
@@ -136,19 +198,31 @@ def evaluate(options: argparse.Namespace) -> int:
         methods=tuple(options.method),
         vary=vary,
         neutral=[row.input for row in asked[asks:]],
-        **chosen(options, "samples", "draws", "heads", "candidates", "in_batches", "price_in", "price_out"),
+        **chosen(
+            options,
+            "samples",
+            "draws",
+            "heads",
+            "candidates",
+            "in_batches",
+            "price_in",
+            "price_out",
+        ),
     )
-    scores, command = evaluation.run(), sys.argv[1:]
+    scores = evaluation.run()
+    command = sys.argv[1:]
     paths = {str(path) for path in chosen(options, "data", "test", "public", "output").values() if path}
     for path in sorted(paths, key=len, reverse=True):  # the command shows files by their names alone
         command = [each.replace(path, "/".join(Path(path).parts[-2:])) for each in command]
-    asked_model = {
-        "model": name,
-        **chosen(options, "samples", "draws", "calibrate_on", "in_batches"),
-        **chosen(plan, *(("calls",) if plan.calls else ("members", "shots")), "rate", "releases"),
-    }
-    settings = {
-        **(asked_model if evaluation.asks_model else {}),
+    settings: dict[str, Any] = {}
+    if evaluation.asks_model:
+        sizes = ("calls",) if plan.calls else ("members", "shots")
+        settings = {
+            "model": name,
+            **chosen(options, "samples", "draws", "calibrate_on", "in_batches"),
+            **chosen(plan, *sizes, "rate", "releases"),
+        }
+    settings |= {
         "data": Path(options.data).name,
         "queries": asks,
         **chosen(options, "heads"),
@@ -162,11 +236,13 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def _pairs(option: str, given: Sequence[str]) -> list[tuple[str, str]]:
-    found = [each.partition("=") for each in given]
-    for each, (name, _, value) in zip(given, found, strict=True):
+    found = []
+    for each in given:
+        name, _, value = each.partition("=")
         if not name or not value:
             raise InvalidParameter(option, each, "of the form NAME=VALUE")
-    return [(name, value) for name, _, value in found]
+        found.append((name, value))
+    return found
 
 
 def audit_options(parser: Any) -> None:
@@ -179,19 +255,40 @@ def audit_options(parser: Any) -> None:
       dpicl audit --mechanism all --rate 0.1 --releases 20 --plot audit.png
     """
     add_run(parser, audit)
-    names = (
-        "vote, vote-em, vote-prior, scores, embedding, candidate-vote, joint-em, ptr, tokens, median, structured (the "
-        "last two and candidate-vote also with -own-calls); one owner per call: vote-own-calls, "
+    parser.add_argument(
+        "--mechanism",
+        default="vote",
+        help="vote, vote-em, vote-prior, scores, embedding, candidate-vote, joint-em, ptr, tokens, median, structured "
+        "(the last two and candidate-vote also with -own-calls); one owner per call: vote-own-calls, "
         "vote-em-own-calls, vote-em-prior, details-own-calls, label-vote, embedding-own-calls, joint-em-own-calls; "
-        "plan: six in one plan; head; all; membership"
+        "plan: six in one plan; head; all; membership (default: vote)",
     )
-    parser.add_argument("--mechanism", default="vote", help=f"{names} (default: vote)")
-    canary = "outputs: worst-case member outputs; owner: an inserted owner, real store, selector and member chain"
-    parser.add_argument("--canary", default="outputs", help=f"{canary} (default: outputs)")
-    parser.add_argument("--epsilon", type=float, nargs="+", default=[3.0], help="what plans claim (default: 3)")
+    parser.add_argument(
+        "--canary",
+        default="outputs",
+        help="outputs: worst-case member outputs; owner: an inserted owner, real store, selector and member chain "
+        "(default: outputs)",
+    )
+    parser.add_argument(
+        "--epsilon",
+        type=float,
+        nargs="+",
+        default=[3.0],
+        help="what plans claim (default: 3)",
+    )
     parser.add_argument("--delta", type=float, default=1e-4, help="at which delta (default: 1e-4)")
-    parser.add_argument("--rate", type=float, default=1.0, help="an owner's chance to take part (default: 1)")
-    parser.add_argument("--releases", type=int, default=1, help="of each line, all seen by the adversary (default: 1)")
+    parser.add_argument(
+        "--rate",
+        type=float,
+        default=1.0,
+        help="an owner's chance to take part (default: 1)",
+    )
+    parser.add_argument(
+        "--releases",
+        type=int,
+        default=1,
+        help="of each line, all seen by the adversary (default: 1)",
+    )
     parser.add_argument("--members", type=int, help="default: as many as make the attack strongest")
     parser.add_argument("--trials", type=int, help="of each data set (default: 30000; head: 10000; membership: 20)")
     parser.add_argument("--confidence", type=float, default=0.95, help="of each bound (default: 0.95)")
@@ -199,11 +296,30 @@ def audit_options(parser: Any) -> None:
     parser.add_argument("--plot", metavar="FILE.png", help="draw the bounds beside the claims")
     attack = parser.add_argument_group("membership: on a real model that shows its logits, with public data")
     attack.add_argument("--data", help="public records with the texts 'input' and 'output'")
-    attack.add_argument("--against", type=int, default=50, help="non-members for each member (default 50)")
-    attack.add_argument("--owners", type=int, default=1000, help="owners of the data set under attack (default 1000)")
-    attack.add_argument("--owners-per-token", type=float, default=4.0, help="expected, so the rate is this / owners")
-    prompt = [r"Data: {input}\nDescription: {output}\n\n", r"Data: {input}\nDescription:"]
-    attack.add_argument("--template", nargs=2, metavar=("DEMONSTRATION", "QUERY"), default=prompt)
+    attack.add_argument(
+        "--against",
+        type=int,
+        default=50,
+        help="non-members for each member (default 50)",
+    )
+    attack.add_argument(
+        "--owners",
+        type=int,
+        default=1000,
+        help="owners of the data set under attack (default 1000)",
+    )
+    attack.add_argument(
+        "--owners-per-token",
+        type=float,
+        default=4.0,
+        help="expected, so the rate is this / owners",
+    )
+    attack.add_argument(
+        "--template",
+        nargs=2,
+        metavar=("DEMONSTRATION", "QUERY"),
+        default=[r"Data: {input}\nDescription: {output}\n\n", r"Data: {input}\nDescription:"],
+    )
     attack.add_argument("--threads", type=int)
 
 
@@ -230,9 +346,9 @@ def audit(options: argparse.Namespace) -> int:
         if options.model not in local.KNOWN_MODELS:
             raise InvalidParameter("model", options.model, f"one of {', '.join(local.KNOWN_MODELS)}")
         settings["member"] = label_member(ModelChoice(options.model), list(LABELS), "input")
-    names = attack.ATTACKED if options.mechanism == "all" else (options.mechanism,)
-    if options.mechanism == "all" and options.rate != 1.0:
-        names = tuple(name for name in names if name != HEAD)  # it has no other rate
+    names: Sequence[str] = (options.mechanism,)
+    if options.mechanism == "all":  # a head has no other rate than 1
+        names = [name for name in attack.ATTACKED if name != HEAD or options.rate == 1.0]
     results = [attack.audit(name, epsilon=epsilon, **settings) for name in names for epsilon in options.epsilon]
     if options.plot:
         attack.draw(results, options.plot)

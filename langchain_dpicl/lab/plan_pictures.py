@@ -23,8 +23,11 @@ def draw_gate(path: str, gate: Gate) -> None:
 def epsilon_curve(plan: PrivacyPlan, points: int = 24) -> list[tuple[float, float | None]]:
     """Return the certified epsilon after n releases of a plan with one line, from 1 to all of them."""
     (line,) = plan.lines.values()
-    accountant, counts = PLDAccountant(), _steps(1, line.count, line.count, points)
-    return [(n, min(plan.epsilon, accountant.epsilon([line.line(line.parameter, n)], plan.delta))) for n in counts]
+    accountant = PLDAccountant()
+    return [
+        (n, min(plan.epsilon, accountant.epsilon([line.line(line.parameter, n)], plan.delta)))
+        for n in _steps(1, line.count, line.count, points)
+    ]
 
 
 def noise_curve(plan: PrivacyPlan, epsilons: tuple[float, ...]) -> list[tuple[float, float]]:
@@ -38,20 +41,42 @@ def _panels(plan: PrivacyPlan, crowd: Crowd, labels: int, margins: list[int]) ->
     """Return epsilon against releases, and the effect of other epsilons on the answers."""
     (line,) = plan.lines.values()
     noise = noise_curve(plan, tuple(plan.epsilon * x for x in (0.1, 0.18, 0.32, 0.56, 1.0, 1.8, 3.2, 5.6, 10.0)))
-    title, y, level = f"What {line.count:,} releases spend", f"epsilon (delta {plan.delta:.2g})", (None, plan.epsilon)
-    curves, note = [Curve(epsilon_curve(plan))], f"the plan: epsilon {plan.epsilon:g}"
-    spent = Panel(title, "releases", y, curves, plan=level, note=note)
-    x, here = f"epsilon of all {line.count:,} releases", (plan.epsilon, None)
+    spent = Panel(
+        f"What {line.count:,} releases spend",
+        "releases",
+        f"epsilon (delta {plan.delta:.2g})",
+        [Curve(epsilon_curve(plan))],
+        plan=(None, plan.epsilon),
+        note=f"the plan: epsilon {plan.epsilon:g}",
+    )
+    x = f"epsilon of all {line.count:,} releases"
     if line.mechanism not in VOTES:
-        parameter, values = line.family.parameter, [value for _, value in noise]
-        title, wide = f"The {parameter} that an epsilon allows", max(values) > 30.0 * min(values)
-        return [spent, Panel(title, x, parameter, [Curve(noise)], is_log=wide, plan=here)]
-    flips, votes = [], f"{crowd.expected:.3g}"
-    for i, margin in enumerate(margins or sorted({crowd.ahead_by(share) for share in (0.1, 0.3, 0.5, 1.0)})):
+        parameter = line.family.parameter
+        values = [value for _, value in noise]
+        allowed = Panel(
+            f"The {parameter} that an epsilon allows",
+            x,
+            parameter,
+            [Curve(noise)],
+            is_log=max(values) > 30.0 * min(values),
+            plan=(plan.epsilon, None),
+        )
+        return [spent, allowed]
+    votes = f"{crowd.expected:.3g}"
+    margins = margins or sorted({crowd.ahead_by(share) for share in (0.1, 0.3, 0.5, 1.0)})
+    flips = []
+    for i, margin in enumerate(margins):
         chances = [(e, VoteNoise(line.mechanism, at, line.own_calls).flip(margin, labels)) for e, at in noise]
         flips.append(Curve(chances, f"ahead by {margin} of {votes}", SHADES[min(i, 3)]))
-    title, y = f"What noise does to {votes} expected votes", "chance that noise flips the vote"
-    return [spent, Panel(title, x, y, flips, top=1.05 - 1.0 / labels, plan=here)]
+    flipped = Panel(
+        f"What noise does to {votes} expected votes",
+        x,
+        "chance that noise flips the vote",
+        flips,
+        top=1.05 - 1.0 / labels,
+        plan=(plan.epsilon, None),
+    )
+    return [spent, flipped]
 
 
 def _gated_panels(gate: Gate) -> list[Panel]:
@@ -69,23 +94,47 @@ def _gated_panels(gate: Gate) -> list[Panel]:
     counts = _steps(gate.tickets / 8, gate.tickets * 32, MAX_COUNT)
     rates = sorted({min(1.0, gate.rate * factor) for factor in (0.25, 1.0, 4.0)})
     noises = [noise(rate, f"gated, q = {rate:.3g}", shade) for rate, shade in zip(rates, shades, strict=False)]
-    noises.append(noise(gate.blind_rate, f"blind, q = {gate.blind_rate:.3g}: queries in all", GREY, "--"))
+    noises.append(
+        noise(
+            gate.blind_rate,
+            f"blind, q = {gate.blind_rate:.3g}: queries in all",
+            GREY,
+            "--",
+        )
+    )
 
     most = max(gate.members, round(gate.members / gate.rate))
     crowds = _steps(gate.members / 4, min(most, gate.members * 16), most)
     tickets = [(gate.tickets * factor, shade) for factor, shade in zip((0.25, 1.0, 4.0), shades, strict=True)]
     signals = [signal(count, 1.0, "gated, {:,} tickets", shade) for count, shade in tickets]
-    share, blind = gate.eligible / gate.owners, "blind, {:,} queries in all"
-    signals += [signal(gate.tickets, share, blind, GREY, ":"), signal(gate.lasting, share, blind, GREY, "--")]
+    share = gate.eligible / gate.owners
+    for count, style in ((gate.tickets, ":"), (gate.lasting, "--")):
+        signals.append(signal(count, share, "blind, {:,} queries in all", GREY, style))
 
-    least, parameter = gate.noise(gate.rate, gate.tickets), gate.family.parameter
-    title, x = f"The {parameter} that epsilon {gate.epsilon:g} allows", f"{gate.unit}s (as many exemplars each)"
-    left = Panel(title, "tickets of an owner", parameter, noises, is_log=True, plan=(gate.tickets, least))
-    title, here = f"Signal over noise at epsilon {gate.epsilon:g}", (gate.members, gate.signal(gate.members, least))
-    return [left, Panel(title, x, gate.signal_name, signals, is_log=True, plan=here)]
+    parameter = gate.family.parameter
+    least = gate.noise(gate.rate, gate.tickets)
+    left = Panel(
+        f"The {parameter} that epsilon {gate.epsilon:g} allows",
+        "tickets of an owner",
+        parameter,
+        noises,
+        is_log=True,
+        plan=(gate.tickets, least),
+    )
+    right = Panel(
+        f"Signal over noise at epsilon {gate.epsilon:g}",
+        f"{gate.unit}s (as many exemplars each)",
+        gate.signal_name,
+        signals,
+        is_log=True,
+        plan=(gate.members, gate.signal(gate.members, least)),
+    )
+    return [left, right]
 
 
 def _steps(low: float, high: float, most: int, points: int = 6) -> list[int]:
     """Return whole numbers from ``low`` to ``high``, evenly on a logarithmic scale."""
-    low, high = max(1.0, low), max(1.0, high)
-    return sorted({min(most, max(1, round(low * (high / low) ** (i / (points - 1))))) for i in range(points)})
+    low = max(1.0, low)
+    growth = max(1.0, high) / low
+    steps = {round(low * growth ** (i / (points - 1))) for i in range(points)}
+    return sorted({min(most, max(1, step)) for step in steps})

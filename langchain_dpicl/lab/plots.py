@@ -37,7 +37,8 @@ def save_figure(figure: Any, path: str | Path) -> None:
         for axis in (axes.xaxis, axes.yaxis):
             if axis.get_scale() == "log" and not isinstance(axis.get_major_locator(), FixedLocator):
                 low, high = axis.get_view_interval()
-                axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 1e3 else (1.0,), numticks=20))
+                marks = (1.0, 2.0, 5.0) if high / low < 1e3 else (1.0,)
+                axis.set_major_locator(LogLocator(subs=marks, numticks=20))
                 axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
                 axis.set_minor_locator(NullLocator())
         axes.grid(True, color="#dddddd", linewidth=0.6)
@@ -109,7 +110,8 @@ def figure_of(charts: Sequence[Chart], path: str | Path, title: str = "") -> Any
 
     Raises `MissingExtra` without matplotlib.
     """
-    figure = new_figure(path, 1.2 + 5.0 * len(charts), 4.8) if title else new_figure(path, 9.0, 5.0)
+    width, height = (1.2 + 5.0 * len(charts), 4.8) if title else (9.0, 5.0)
+    figure = new_figure(path, width, height)
     style = {"fontsize": 8, "frameon": False, "handlelength": 3.0}
     for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
         move = _value_axis(axes, chart)
@@ -118,14 +120,32 @@ def figure_of(charts: Sequence[Chart], path: str | Path, title: str = "") -> Any
             # By some steps, at most two, so that bars of several curves do not cover each other.
             aside = (place - last / 2) * min(1.0, 4 / max(1, last))
             points = [(move(x, aside), y) for x, y in curve.points]
-            look = {"color": curve.color, "marker": curve.marker, "markersize": 5, "label": curve.label}
-            fill = "white" if curve.style == "--" else curve.color
-            axes.plot(*zip(*points, strict=True), linestyle=curve.style, markerfacecolor=fill, **look)
+            axes.plot(
+                *zip(*points, strict=True),
+                color=curve.color,
+                linestyle=curve.style,
+                marker=curve.marker,
+                markersize=5,
+                markerfacecolor="white" if curve.style == "--" else curve.color,
+                label=curve.label,
+            )
             bars = [(*point, s) for point, s in zip(points, curve.spreads, strict=False) if math.isfinite(s)]
             if bars:
-                axes.errorbar(*zip(*bars, strict=True), fmt="none", ecolor=curve.color, elinewidth=1, capsize=3)
+                axes.errorbar(
+                    *zip(*bars, strict=True),
+                    fmt="none",
+                    ecolor=curve.color,
+                    elinewidth=1,
+                    capsize=3,
+                )
         for level in chart.levels:
-            axes.axhline(level.y, color=level.color, linestyle=level.style, linewidth=1.2, label=level.label)
+            axes.axhline(
+                level.y,
+                color=level.color,
+                linestyle=level.style,
+                linewidth=1.2,
+                label=level.label,
+            )
         if chart.amount:
             heights = [y for curve in chart.curves for _, y in curve.points if y is not None]
             if max(heights) > 10 * min(heights) > 0:
@@ -149,20 +169,24 @@ def _value_axis(axes: Any, chart: Chart) -> Callable[[float, float], float]:
     known = sorted({x for curve in chart.curves for x, _ in curve.points})
     low, high = known[0], known[-1]
     is_log = low > 0 and (chart.is_log or high > 10 * low)
+    axes.set_xscale("log" if is_log else "linear")
     place: Callable[[float], float] = math.log if is_log else float
+    value_at: Callable[[float], float] = math.exp if is_log else float
     width = place(high) - place(low)
     pad = 0.06 * width or (math.log(2) if is_log else max(abs(low), 1.0) / 2)
     ticks: list[float] = []
     for value in known:
         if not ticks or place(value) - place(ticks[-1]) >= 0.1 * width:
             ticks.append(value)
-    axes.set_xscale("log" if is_log else "linear")
     axes.minorticks_off()
     axes.set_xticks(ticks, [f"{plain(tick)}{chart.below.get(tick, '')}" for tick in ticks])
-    ends = place(low) - pad, place(high) + pad
-    axes.set_xlim(*(map(math.exp, ends) if is_log else ends))
-    step = 0.008 * (ends[1] - ends[0])
-    return lambda value, steps: value * math.exp(step * steps) if is_log else value + step * steps
+    left = place(low) - pad
+    right = place(high) + pad
+    axes.set_xlim(value_at(left), value_at(right))
+    step = 0.008 * (right - left)
+    if is_log:
+        return lambda value, steps: value * math.exp(step * steps)
+    return lambda value, steps: value + step * steps
 
 
 @dataclass(frozen=True)
@@ -190,12 +214,24 @@ def draw_panels(panels: Sequence[Panel], path: str) -> None:
     """Draw the panels side by side. Raises `InvalidParameter` if the file cannot be written."""
     figure = new_figure(path, 5.5 * len(panels), 4.6)
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        axes.set(xscale="log", yscale="log" if panel.is_log else "linear", xlabel=panel.x, ylabel=panel.y)
+        axes.set(
+            xscale="log",
+            yscale="log" if panel.is_log else "linear",
+            xlabel=panel.x,
+            ylabel=panel.y,
+        )
         axes.set_title(panel.title)
         for curve in panel.curves:
             known = [point for point in curve.points if point[1] is not None]
-            look = {"color": curve.color, "marker": curve.marker, "markersize": 3, "label": curve.label}
-            axes.plot(*(zip(*known, strict=True) if known else ((), ())), linestyle=curve.style, **look)
+            axes.plot(
+                [x for x, _ in known],
+                [y for _, y in known],
+                color=curve.color,
+                linestyle=curve.style,
+                marker=curve.marker,
+                markersize=3,
+                label=curve.label,
+            )
         x, y = panel.plan
         if x is not None and y is not None:
             axes.plot([x], [y], marker="o", color=LIMIT, linestyle="none", label="the plan", zorder=4)
@@ -230,8 +266,8 @@ class Spending:
     legend: str = ""
 
 
+# Ticks of years, months, days, hours, minutes and seconds: each is read by itself.
 _TICKS = ["%Y", "%b %Y", "%d %b", "%d %b\n%H:%M", "%H:%M", "%H:%M:%S"]
-"""Ticks of years, months, days, hours, minutes and seconds: each is read by itself."""
 
 TicketBars = tuple[str, int, Sequence[tuple[int, int, int]]]
 """A line: its title, every owner's tickets, and (from, to, owners) by used tickets; the last has no ticket. PRIVATE."""
@@ -251,12 +287,25 @@ def draw_spending(budgets: Sequence[Spending], path: str) -> None:
         for color, (label, curve) in zip(COLORS, shown, strict=False):
             step = max(1, len(curve) // 400)  # a million points show no more
             thin = [*curve[:-1:step], curve[-1]]
-            axes.step([moment for moment, _ in thin], [n for _, n in thin], where="post", color=color, label=label)
+            axes.step(
+                [moment for moment, _ in thin],
+                [n for _, n in thin],
+                where="post",
+                color=color,
+                label=label,
+            )
             axes.plot(*thin[-1], marker="o", markersize=4, color=color)
         for number, (level, words) in enumerate(budget.levels):
             axes.axhline(level, color=LIMIT, linestyle="--", linewidth=1)
-            where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-            axes.annotate(words, (number % 2 / 2, level), (4, 3), **where, color=LIMIT, fontsize="small")
+            axes.annotate(
+                words,
+                (number % 2 / 2, level),
+                (4, 3),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                color=LIMIT,
+                fontsize="small",
+            )
         ends = [curve[-1][1] for _, curve in shown]
         axes.set_ylim(0, 1.15 * max([*ends, *(level for level, _ in budget.levels)], default=1))
         if len(budget.curves) > len(shown):
@@ -268,13 +317,19 @@ def draw_spending(budgets: Sequence[Spending], path: str) -> None:
             axes.set_xlim(begin - pad, end + pad)
             locator = AutoDateLocator(minticks=3, maxticks=7)
             axes.xaxis.set_major_locator(locator)
-            how: dict[str, Any] = {"formats": _TICKS, "zero_formats": _TICKS, "show_offset": False}
-            axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, **how))
+            axes.xaxis.set_major_formatter(
+                ConciseDateFormatter(locator, formats=_TICKS, zero_formats=_TICKS, show_offset=False)
+            )
             days = " to ".join(dict.fromkeys(f"{day:%d %b %Y}" for day in (begin, end)))
             axes.set_xlabel(f"time of the charge (UTC, by the machine's clock): {days}")
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
-            aside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "alignment": "left"}
-            axes.legend(frameon=False, title=budget.legend, **aside)
+            axes.legend(
+                frameon=False,
+                title=budget.legend,
+                loc="center left",
+                bbox_to_anchor=(1.0, 0.5),
+                alignment="left",
+            )
     save_figure(figure, path)
 
 
@@ -312,12 +367,23 @@ def _stacked(panels: int, path: str) -> tuple[Any, Any]:
 # -- `dpicl audit`: claims beside what an attack proves, and how well attackers tell members ---------------------------
 
 
-def draw_bounds(bars: Sequence[tuple[str, float, float]], title: str, proved: str, path: str | Path) -> None:
+def draw_bounds(
+    bars: Sequence[tuple[str, float, float]],
+    title: str,
+    proved: str,
+    path: str | Path,
+) -> None:
     """Draw two bars for each (name, claim, proved bound). ``proved`` names the second bar. Raises as `save_figure`."""
     names, claims, bounds = zip(*bars, strict=True)
     figure = new_figure(path, 8.0, 1.4 + 0.42 * len(bars))
     axes = figure.subplots()
-    above = axes.barh([y - 0.2 for y in range(len(bars))], claims, 0.38, color="#c9d3de", label="claimed")
+    above = axes.barh(
+        [y - 0.2 for y in range(len(bars))],
+        claims,
+        0.38,
+        color="#c9d3de",
+        label="claimed",
+    )
     colors = [LIMIT if bound > claim else COLORS[0] for _, claim, bound in bars]
     below = axes.barh([y + 0.2 for y in range(len(bars))], bounds, 0.38, color=colors, label=proved)
     axes.bar_label(above, [f"{claim:.3g}" for claim in claims], fontsize=8, color=GREY, padding=2)
@@ -344,11 +410,25 @@ def draw_auc(
         mine = [point for point in points if point[1] == attack]
         heights = [names.index(point[0]) + 0.2 * (place - 1) for point in mine]
         reach = [[auc - low for _, _, auc, low, _, _ in mine], [high - auc for _, _, auc, _, high, _ in mine]]
-        style = {"fmt": "o", "markersize": 5, "capsize": 3, "color": color, "label": attack}
-        axes.errorbar([point[2] for point in mine], heights, xerr=reach, **style)
+        axes.errorbar(
+            [point[2] for point in mine],
+            heights,
+            xerr=reach,
+            fmt="o",
+            markersize=5,
+            capsize=3,
+            color=color,
+            label=attack,
+        )
         proved = [(point[5], height) for point, height in zip(mine, heights, strict=True) if point[5]]
         if proved:
-            axes.plot(*zip(*proved, strict=True), "|", markersize=14, color=color, label=f"{attack}: proved bound")
+            axes.plot(
+                *zip(*proved, strict=True),
+                "|",
+                markersize=14,
+                color=color,
+                label=f"{attack}: proved bound",
+            )
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set(xlabel="AUC of the membership attack, in %", xlim=(None, 101))
