@@ -10,7 +10,7 @@ draws are the sampler's own (`langchain_dpicl.decoding.answer.choose`), from the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
@@ -34,11 +34,11 @@ from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 _BATCH = 24
 _ALTERNATIVES = 100
 
+# Keys and values of every layer, (heads, tokens, width) each.
 State = list[tuple[Any, Any]]
-"""Keys and values of every layer, (heads, tokens, width) each."""
 
+# A demonstration, and the tokens after it.
 Shown = tuple[str, tuple[int, ...]]
-"""A demonstration, and the tokens after it."""
 
 
 class Batches:
@@ -71,42 +71,50 @@ class Batches:
 
     def states(self, tokens: Sequence[Sequence[int]], before: State | None) -> list[State]:
         """Return the state after each row of tokens, all read after the same earlier state."""
-        found: list[Any] = [None] * len(tokens)
-        for some, _, state in self._passes(tokens, [before] * len(tokens)):
-            for i in some:
-                found[i] = state(i)
-        return found
+        return self._read_all(tokens, [before] * len(tokens), lambda some, _, state: map(state, some))
 
     def scores(self, tokens: Sequence[Sequence[int]], states: Sequence[State | None]) -> list[Logits]:
         """Return the next-token scores after each row of tokens, read after its own state."""
-        found: list[Any] = [None] * len(tokens)
-        for some, vectors, _ in self._passes(tokens, states):
-            for i, row in zip(some, self.network.scores(vectors), strict=True):
-                found[i] = row
-        return found
+        return self._read_all(tokens, states, lambda _, vectors, state: self.network.scores(vectors))
 
     def grown(self, tokens: Sequence[Sequence[int]], states: Sequence[State]) -> list[tuple[Logits, State]]:
         """Return the next-token scores after each row of tokens, read after its own state, and the state then."""
-        found: list[Any] = [None] * len(tokens)
-        for some, vectors, state in self._passes(tokens, states):
-            for i, row in zip(some, self.network.scores(vectors), strict=True):
-                found[i] = row, state(i)
-        return found
+        return self._read_all(
+            tokens,
+            states,
+            lambda some, vectors, state: zip(self.network.scores(vectors), map(state, some), strict=True),
+        )
 
-    def _passes(
-        self, tokens: Sequence[Sequence[int]], states: Sequence[State | None]
-    ) -> Iterator[tuple[list[int], list[Any], Callable[[int], State]]]:
-        """Read the rows, those of one length together: which they are, their last vectors, and a row's state then."""
+    def _read_all(
+        self,
+        tokens: Sequence[Sequence[int]],
+        states: Sequence[State | None],
+        results: Callable[[list[int], list[Any], Callable[[int], State]], Iterable[Any]],
+    ) -> list[Any]:
+        """Read the rows, those of one length together, and return their results in the rows' order.
+
+        ``results`` makes them from the places of the rows that were read together, the vectors after their last tokens,
+        and a function from a place to the state then.
+        """
+        found: list[Any] = [None] * len(tokens)
         with self.network.working():
             for some in _batches([(len(row), _length(state)) for state, row in zip(states, tokens, strict=True)]):
                 vectors, cache = self._read([tokens[i] for i in some], [states[i] for i in some])
                 past = max(_length(states[i]) for i in some)
 
-                def state(i: int, some: list[int] = some, past: int = past, layers: Any = cache.layers) -> State:
-                    own, place = slice(past - _length(states[i]), past + len(tokens[i])), some.index(i)
+                def state(
+                    i: int,
+                    some: list[int] = some,
+                    past: int = past,
+                    layers: Any = cache.layers,
+                ) -> State:
+                    place = some.index(i)
+                    own = slice(past - _length(states[i]), past + len(tokens[i]))
                     return [(each.keys[place, :, own].clone(), each.values[place, :, own].clone()) for each in layers]
 
-                yield some, vectors, state
+                for i, result in zip(some, results(some, vectors, state), strict=True):
+                    found[i] = result
+        return found
 
     def label_scores(self, row: Logits, labels: Sequence[str]) -> list[float]:
         """Return the scores of labels from the next-token scores, as `langchain_dpicl.members.scoring` defines them.
@@ -138,9 +146,14 @@ class Batches:
         places = torch.tensor(before)[:, None] + torch.arange(width)
         cache = DynamicCache(config=model.config)
         for layer in range(max(len(state or ()) for state in states)):
-            cache.update(*(_padded([state and state[layer][part] for state in states], past) for part in (0, 1)), layer)
+            keys, values = (_padded([state and state[layer][part] for state in states], past) for part in (0, 1))
+            cache.update(keys, values, layer)
         out = self.network._body(
-            input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=places,
+            past_key_values=cache,
+            use_cache=True,
         )
         return [out.last_hidden_state[i, len(row) - 1] for i, row in enumerate(tokens)], cache
 
@@ -179,7 +192,8 @@ def label_reader(model: TransformersLogits, labels: Sequence[str], shape: Shape)
         prefixes = [shape.prefix(pairs).removesuffix("\n") for pairs in examples]
         for gone in batches.known.keys() - set(prefixes):
             del batches.known[gone]
-        asked = [batches.network.tokens(("\n" if prefix else "") + shape.ask(query)) for prefix in prefixes]
+        question = shape.ask(query)
+        asked = [batches.network.tokens(f"\n{question}" if prefix else question) for prefix in prefixes]
         rows = batches.rows(list(zip(prefixes, asked, strict=True)))
         return np.array([batches.label_scores(row, labels) for row in rows], np.float64)
 
@@ -188,8 +202,8 @@ def label_reader(model: TransformersLogits, labels: Sequence[str], shape: Shape)
 
 # -- private decoding --------------------------------------------------------------------------------------------------
 
+# From a place in the answer and (one-shot rows, zero-shot row), over the candidates, to the terms of the rows.
 Mix = Callable[[int, FloatArray, FloatArray], IntArray]
-"""From a place in the answer and (one-shot rows, zero-shot row), over the candidates, to the terms of the rows."""
 
 NO_BOUND = 1e6
 """A bound that clips nothing: NOT private."""
@@ -234,37 +248,73 @@ class Decoder:
     def _mix(self, bound: float, _: int, one_shot: FloatArray, zero_shot: FloatArray) -> IntArray:
         return clipped_terms(one_shot, zero_shot, bound=bound, temperature=1.0, cap=self.settings.cap)
 
-    def write(self, name: str, inputs: Sequence[str], mix: Mix | None, kappa: float | None = None) -> list[Writer]:
+    def write(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        mix: Mix | None,
+        kappa: float | None = None,
+    ) -> list[Writer]:
         """Write an answer to each input, with a fresh Poisson sample for each token; without ``mix`` samples are empty.
 
         ``kappa`` is the weight of the public logits, if it is not the settings' ``shots``.
         """
         settings = self.settings if kappa is None else replace(self.settings, shots=kappa)
-        batches, questions = self._batches, [self.template.ask({"input": text}) for text in inputs]
+        batches = self._batches
+        rate = self.rate if mix else 0.0
+        questions = [self.template.ask({"input": text}) for text in inputs]
         asked = [batches.network.tokens(text) for text in questions]
         writers = [Writer(batches.model, settings.stop) for _ in inputs]
-        total = len(inputs) * settings.max_tokens
-        with tqdm(total=total, desc=name, unit="token", disable=None, file=sys.stderr) as bar:
+        with tqdm(
+            total=len(inputs) * settings.max_tokens,
+            desc=name,
+            unit="token",
+            disable=None,
+            file=sys.stderr,
+        ) as bar:
             for place in range(settings.max_tokens):
                 terms = partial(mix or partial(self._mix, NO_BOUND), place)
-                prompts: list[list[Shown]] = []  # by unfinished answer: without a demonstration first
+                prompts: list[list[Shown]] = []
                 unfinished = [i for i, writer in enumerate(writers) if not writer.ended]
                 draws = [self.draws(i, place) for i in unfinished]
                 for i, randomness in zip(unfinished, draws, strict=True):
-                    owners = randomness.coin_positions(len(self.private), self.rate if mix else 0.0)
-                    done, after = tuple(writers[i].tokens), (*asked[i], *writers[i].tokens)
-                    public = (questions[i], done) if done else ("", after)  # the question is read once
-                    prompts.append([public, *((self.template.show(self.private[int(o)]), after) for o in owners)])
+                    owners = randomness.coin_positions(len(self.private), rate)
+                    prompts.append(self._prompts(questions[i], asked[i], writers[i].tokens, owners))
                 rows = iter(self._rows([prompt for some in prompts for prompt in some]))
                 for i, randomness, some in zip(unfinished, draws, prompts, strict=True):
                     zero_shot, *others = (next(rows) for _ in some)
                     one_shot = np.array(others, np.float32).reshape(-1, len(zero_shot))
-                    chosen = choose(batches.model, settings, writers[i].tokens, zero_shot, one_shot, terms, randomness)
+                    chosen = choose(
+                        batches.model,
+                        settings,
+                        writers[i].tokens,
+                        zero_shot,
+                        one_shot,
+                        terms,
+                        randomness,
+                    )
                     writers[i].add(chosen)
                 bar.update(len(unfinished))
         for writer in writers:
             writer.finish()
         return writers
+
+    def _prompts(
+        self,
+        question: str,
+        asked: Sequence[int],
+        written: Sequence[int],
+        owners: IntArray,
+    ) -> list[Shown]:
+        """Return one answer's next prompts: first the one without a demonstration, then one for each owner.
+
+        ``asked`` are the question's tokens, ``written`` those of the answer so far.
+        """
+        after = (*asked, *written)
+        public = ("", after)
+        if written:
+            public = (question, tuple(written))  # the question is read once
+        return [public, *((self.template.show(self.private[int(owner)]), after) for owner in owners)]
 
     def _rows(self, prompts: Sequence[Shown]) -> list[Logits]:
         known = self._read if self.remembers else {}
@@ -282,7 +332,12 @@ class Decoder:
         made = self.texts(f"{name}: demonstrations", inputs, bound)
         return [{"input": asked, "output": text} for asked, text in zip(inputs, made, strict=True) if text]
 
-    def prompted(self, name: str, inputs: Sequence[str], pairs: Sequence[Mapping[str, Any]]) -> list[str]:
+    def prompted(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        pairs: Sequence[Mapping[str, Any]],
+    ) -> list[str]:
         """Return the model's texts after prompts of ``prompt_shots`` of these pairs, drawn for each input."""
         from langchain_dpicl.local import local_llm
 
@@ -295,7 +350,11 @@ class Decoder:
         return texts
 
     def answers(
-        self, method: str, epsilon: float | None, inputs: Sequence[str], public: Sequence[str]
+        self,
+        method: str,
+        epsilon: float | None,
+        inputs: Sequence[str],
+        public: Sequence[str],
     ) -> dict[str, Any]:
         """Return the ``texts`` of a method of the evaluation, and its ``facts``.
 
@@ -304,9 +363,11 @@ class Decoder:
         """
         if method == "zero-shot decoding":
             return {"texts": self.texts(method, inputs, None), "facts": {}}
-        name = f"{method}, {'not private' if epsilon is None else f'epsilon {epsilon:g}'}"
-        bound, facts = NO_BOUND, dict[str, Any]()
+        name = f"{method}, not private"
+        bound = NO_BOUND
+        facts: dict[str, Any] = {}
         if epsilon is not None:
+            name = f"{method}, epsilon {epsilon:g}"
             bound = facts["B"] = self.bound(epsilon, len(inputs if method == "online" else public))
         if method == "online":
             return {"texts": self.texts(name, inputs, bound), "facts": facts}

@@ -26,8 +26,9 @@ from langchain_dpicl.privacy.checks import whole
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.plan import CallCosts
 
-_LABELS, _DECODED = ("vote", "label-vote", "head"), ("online", "offline")
+_LABELS = ("vote", "label-vote", "head")
 _TEXTS = (*studies.BY_CANDIDATES, "joint-em", "ptr")
+_DECODED = ("online", "offline")
 _VARIED = {
     "vote": ("members", "releases", "shots"),
     "head": ("fits",),
@@ -94,8 +95,8 @@ class Evaluation:
         if 0 < len(self.public) < few:
             raise InvalidParameter("public", f"{len(self.public)} rows", f"at least few_shots = {few} rows, or none")
         is_label_task = isinstance(self.task, ClassificationTask)
-        known, chosen = _LABELS if is_label_task else _TEXTS + _DECODED, self._chosen
-        for method in chosen:
+        known = _LABELS if is_label_task else _TEXTS + _DECODED
+        for method in self._chosen:
             if method not in known:
                 raise InvalidParameter("methods", method, f"of {', '.join(known)} for {self.task.name}")
             if method in _DECODED and self.model.embedded is None:
@@ -108,14 +109,16 @@ class Evaluation:
             raise InvalidParameter("in_batches", True, "an embedded model")
         if self.plan.calls and not is_label_task:
             raise InvalidParameter("calls", self.plan.calls, "none, as the task has no labels")
-        varied = [name for method in chosen for name in _VARIED.get(method, ())]
-        varied = [name for name in varied if not self.plan.calls or name not in ("members", "shots")]
+        varied = [name for method in self._chosen for name in _VARIED.get(method, ())]
+        if self.plan.calls:
+            varied = [name for name in varied if name not in ("members", "shots")]
+        least = {"members": 2}
         most = {"members": self.plan.members, "candidates": self.candidates}
         for name, values in self.vary.items():
             if name not in varied:
                 raise InvalidParameter("vary", name, f"one of {', '.join(varied) or 'none'} for these methods")
             for value in values:
-                whole(f"vary[{name!r}]", value, at_least=2 if name == "members" else 1, at_most=most.get(name))
+                whole(f"vary[{name!r}]", value, at_least=least.get(name, 1), at_most=most.get(name))
                 if name in ("shots", "releases"):
                     self.plan.varied(**{name: value})
 
@@ -125,15 +128,17 @@ class Evaluation:
 
     @property
     def asks_model(self) -> bool:
-        """Whether any method needs the model: a vote of labels and a head do not."""
+        """True if any method needs the model: a vote of labels and a head do not."""
         return not {"label-vote", "head"}.issuperset(self._chosen)
 
     def run(self) -> list[Score]:
         """Let the model answer everything that the folder lacks, and score it all."""
-        found: list[Score] = []
         if isinstance(self.task, ClassificationTask):
             embedded = self._embedded(self.task)  # first: it fails before any call
-            return [*(self._votes(self.task) if "vote" in self._chosen else []), *embedded]
+            if "vote" not in self._chosen:
+                return embedded
+            return [*self._votes(self.task), *embedded]
+        found: list[Score] = []
         for kind, methods, measured in (("texts", _TEXTS, self._texts), ("tokens", _DECODED, self._tokens)):
             if any(method in methods for method in self._chosen):
                 with closing(self._file(kind, self.plan)) as file:
@@ -144,29 +149,43 @@ class Evaluation:
         """Tokens and price of 100 queries at rates around the plan's. A head has none."""
         if not self.asks_model:
             return []
-        tokens, prices = tokens_of(self.task, self.rows[:1000], self.queries), (self.price_in, self.price_out)
-        if isinstance(self.task, ClassificationTask):
-            return cost_curve(tokens, self.plan, *prices)
-        return cost_curve(tokens, self.plan, *prices, mechanism="embedding", public_calls=self.candidates)
+        by_votes = isinstance(self.task, ClassificationTask)
+        return cost_curve(
+            tokens_of(self.task, self.rows[:1000], self.queries),
+            self.plan,
+            self.price_in,
+            self.price_out,
+            mechanism="vote" if by_votes else "embedding",
+            public_calls=0 if by_votes else self.candidates,
+        )
 
     def _file(self, kind: str, plan: EvaluationPlan) -> PassFile:
-        """The file of one pass: its content depends on these settings alone."""
+        """Return the file of one pass: its content depends on these settings alone."""
+        size = f"{plan.members}x{plan.shots}"
+        counts = ["members", "shots", "few_shots"]
+        if plan.calls:
+            size = f"{plan.calls}-calls"
+            counts.append("calls")
         settings = {
             "task": self.task.name,
             "instruction": self.task.shape.instruction,
             "query": self.task.shape.query,
             "model": self.model.name,
-            **{name: getattr(plan, name) for name in ("members", "shots", "few_shots")},
-            **({"calls": plan.calls} if plan.calls else {}),
+            **{name: getattr(plan, name) for name in counts},
             "data": _digest(self.rows),
             "public": _digest(self.public) if self.public else None,
             "in_batches": self.in_batches,
         }
-        size = f"{plan.calls}-calls" if plan.calls else f"{plan.members}x{plan.shots}"
         return PassFile(self.folder / f"{kind}-{size}.jsonl", settings)
 
     def _bar(self, words: str, total: int, unit: str = "query") -> tqdm[Any]:
-        return tqdm(total=total, desc=f"{self.task.name}, {words}", unit=unit, disable=None, file=sys.stderr)
+        return tqdm(
+            total=total,
+            desc=f"{self.task.name}, {words}",
+            unit=unit,
+            disable=None,
+            file=sys.stderr,
+        )
 
     def _embedded(self, task: ClassificationTask) -> list[Score]:
         """The rows' own labels and heads, with embeddings that the folder keeps.
@@ -180,23 +199,39 @@ class Evaluation:
         from langchain_dpicl.lab.evaluation.labels import label_votes
         from langchain_dpicl.local import local_embeddings
 
-        embeddings, counts = local_embeddings(), self.vary.get("fits", ())
-        public = self.public[: None if len(self.public) > 1 else 0]
-        parts = {"rows": self.rows, "queries": self.queries} | ({"public": public} if public else {})
+        embeddings = local_embeddings()
+        parts = {"rows": self.rows, "queries": self.queries}
+        if len(self.public) > 1:
+            parts["public"] = self.public
         vectors = kept_vectors(self.folder / "vectors.npz", embeddings, parts)
-        right, outputs = [row.output for row in self.queries], [row.output for row in self.rows]
+        right = [row.output for row in self.queries]
+        outputs = [row.output for row in self.rows]
         found: list[Score] = []
         if "label-vote" in self._chosen:
-            texts = vectors.get("public", vectors["queries"])
-            asked = vectors["queries"], right
-            found = label_votes(task.labels, (vectors["rows"], outputs), asked, texts, self.plan, self.draws)
+            found = label_votes(
+                task.labels,
+                private=(vectors["rows"], outputs),
+                queries=(vectors["queries"], right),
+                public=vectors.get("public", vectors["queries"]),
+                plan=self.plan,
+                draws=self.draws,
+            )
         if "head" not in self._chosen:
             return found
-        private = [row.input for row in self.rows], outputs, vectors["rows"]
+        counts = self.vary.get("fits", ())
         maps = 2 if "public" in vectors else 1
         with self._bar("heads", maps * len(self.plan.epsilons) * self.heads * (1 + len(counts)), "fit") as bar:
-            known = vectors["queries"], right, vectors.get("public"), embeddings
-            study = HeadStudy(task.labels, private, *known, self.plan, self.heads, bar.update)
+            study = HeadStudy(
+                task.labels,
+                private=([row.input for row in self.rows], outputs, vectors["rows"]),
+                asked=vectors["queries"],
+                right=right,
+                public=vectors.get("public"),
+                embeddings=embeddings,
+                plan=self.plan,
+                heads=self.heads,
+                progress=bar.update,
+            )
             return [*found, *study.scores(), *study.fits(counts)]
 
     def _votes(self, task: ClassificationTask) -> list[Score]:
@@ -217,41 +252,77 @@ class Evaluation:
             found += self._label_study(task, reader, plan).votes([plan], "shots")
         return found
 
-    def _label_study(self, task: ClassificationTask, reader: Reader, plan: EvaluationPlan) -> LabelStudy:
+    def _label_study(
+        self,
+        task: ClassificationTask,
+        reader: Reader,
+        plan: EvaluationPlan,
+    ) -> LabelStudy:
         neutral = self.neutral or task.content_free
         texts = [*neutral, *(row.input for row in self.queries)]
         sampler = Sampler(self.rows, self.public, plan)
-        words, total = f"{plan.members} members of {plan.shots}", len(texts) * self.samples
-        with closing(self._file("labels", plan)) as file, self._bar(words, total) as bar:
+        with (
+            closing(self._file("labels", plan)) as file,
+            self._bar(f"{plan.members} members of {plan.shots}", len(texts) * self.samples) as bar,
+        ):
             said = np.array(
                 [
-                    read_labels(reader, len(task.labels), sampler.draw(s, file), texts, file, s, bar.update)
+                    read_labels(
+                        reader,
+                        len(task.labels),
+                        sampler.draw(s, file),
+                        texts,
+                        file,
+                        s,
+                        bar.update,
+                    )
                     for s in range(self.samples)
                 ]
             )
             filled = np.array([sampler.filled(s, file) for s in range(self.samples)])
-        right = [task.labels.index(row.output) for row in self.queries]
-        scores = said[:, len(neutral) :], said[:, : len(neutral)]
-        return LabelStudy(task.labels, right, *scores, plan, self.draws, filled)
+        return LabelStudy(
+            task.labels,
+            right=[task.labels.index(row.output) for row in self.queries],
+            said=said[:, len(neutral) :],
+            neutral=said[:, : len(neutral)],
+            plan=plan,
+            draws=self.draws,
+            filled=filled,
+        )
 
     def _texts(self, task: GenerationTask, file: PassFile) -> list[Score]:
         from langchain_dpicl.local import local_embeddings
 
         greedy, sampling = (self.model.load(max_tokens=task.max_tokens, temperature=t) for t in (0.0, 0.9))
-        author, sampler = Author(greedy, sampling, task, file), Sampler(self.rows, self.public, self.plan)
+        author = Author(greedy, sampling, task, file)
+        sampler = Sampler(self.rows, self.public, self.plan)
         samples = [sampler.draw(s, file) for s in range(self.samples)]
         written: list[list[Sequence[str | None]]] = [[] for _ in self.queries]
-        words, total = f"{self.plan.members} members of {self.plan.shots}", len(self.queries) * self.samples
-        with self._bar(words, total) as bar:
+        with self._bar(f"{self.plan.members} members of {self.plan.shots}", len(self.queries) * self.samples) as bar:
             for texts, row in zip(written, self.queries, strict=True):
                 for s, prompts in enumerate(samples):
                     texts.append(author.members(prompts, row.input, s))
                     bar.update()
         candidates: Sequence[Sequence[str]] = [()] * len(self.queries)
         if chosen := [method for method in self._chosen if method in studies.BY_CANDIDATES]:
-            rows = tqdm(self.queries, desc="public candidates", unit="query", disable=None, file=sys.stderr)
+            rows = tqdm(
+                self.queries,
+                desc="public candidates",
+                unit="query",
+                disable=None,
+                file=sys.stderr,
+            )
             candidates = [author.candidates(row.input, self.candidates) for row in rows]
-        study = TextStudy(task, self.queries, written, candidates, self.plan, local_embeddings(), author, self.draws)
+        study = TextStudy(
+            task,
+            self.queries,
+            written,
+            candidates,
+            self.plan,
+            local_embeddings(),
+            author,
+            self.draws,
+        )
         found = study.prompts()
         for method in chosen:
             found += study.embedding(method=method)
@@ -260,34 +331,55 @@ class Evaluation:
             for n in self.vary.get("members", ()):
                 found += study.embedding(self.plan.varied(members=n), study="members", method=method)
         for method in ("joint-em", "ptr"):
-            found += study.keywords(method) if method in self._chosen else []
+            if method in self._chosen:
+                found += study.keywords(method)
         return found
 
     def _tokens(self, task: GenerationTask, file: PassFile) -> list[Score]:
-        """Answers from the file, or decoded now. One run each: a token's draw is the noise."""
+        """Score answers from the file, or decode them now. One run each: a token's draw is the noise."""
         from langchain_dpicl.decoding.answer import Settings
         from langchain_dpicl.decoding.model import DemonstrationTemplate
         from langchain_dpicl.lab.evaluation.batches import Decoder
         from langchain_dpicl.local import local_embeddings
 
-        shape, model, varied = task.shape, self.model, self.vary.get("top_k", ())
-        template = DemonstrationTemplate(f"{shape.query} {{output}}{SEPARATOR}", shape.query)
+        shape = task.shape
+        varied = self.vary.get("top_k", ())
         private = [{"input": shape.clean(row.input), "output": shape.clean(row.output)} for row in self.rows]
-        inputs, public = ([shape.clean(row.input) for row in rows] for rows in (self.queries, self.public))
-        references, embeddings = [row.references for row in self.queries], local_embeddings()
+        inputs = [shape.clean(row.input) for row in self.queries]
+        shown = [shape.clean(row.input) for row in self.public][:16]
+        references = [row.references for row in self.queries]
+        embeddings = local_embeddings()
         # The numbers that `results/decoding` chose, on other queries.
-        settings = Settings(task.max_tokens, 8, self.top_k, shots=3.0, temperature=1.0, cap=1.5, stop=("\n",))
-        decoder = Decoder(str(model.embedded), template, private, settings, self.plan.delta, threads=model.threads)
-        asked, shown = key_of(repr([row.input for row in self.queries])), public[:16]
+        settings = Settings(
+            task.max_tokens,
+            8,
+            self.top_k,
+            shots=3.0,
+            temperature=1.0,
+            cap=1.5,
+            stop=("\n",),
+        )
+        decoder = Decoder(
+            str(self.model.embedded),
+            DemonstrationTemplate(f"{shape.query} {{output}}{SEPARATOR}", shape.query),
+            private,
+            settings,
+            self.plan.delta,
+            threads=self.model.threads,
+        )
         found = []
         for top_k in dict.fromkeys((self.top_k, *varied)):
             decoder.settings = replace(settings, top_k=top_k)
-            chosen = _DECODED if top_k == self.top_k else _DECODED[:1]  # the ablation decodes online alone
-            works = [(m, epsilon) for m in chosen if m in self._chosen for epsilon in (None, *self.plan.epsilons)]
-            zero_shot = [("zero-shot decoding", None)] if top_k == self.top_k and "online" in self._chosen else []
-            for method, epsilon in [*zero_shot, *works]:
-                plan: tuple[str, ...] = () if epsilon is None else (str(epsilon), str(decoder.delta))
-                key: Key = (method, top_k, asked, *plan)
+            is_main = top_k == self.top_k
+            # The ablation decodes online alone.
+            chosen = [method for method in _DECODED if method in self._chosen and (is_main or method == "online")]
+            works = [(method, epsilon) for method in chosen for epsilon in (None, *self.plan.epsilons)]
+            if is_main and "online" in chosen:
+                works.insert(0, ("zero-shot decoding", None))
+            for method, epsilon in works:
+                key: Key = (method, top_k, key_of(repr([row.input for row in self.queries])))
+                if epsilon is not None:
+                    key = (*key, str(epsilon), str(decoder.delta))
                 if key not in file:
                     file.add(key, decoder.answers(method, epsilon, inputs, shown))
                 kept = file[key]
@@ -297,8 +389,10 @@ class Evaluation:
                     facts |= {"rate": decoder.rate, "shots": decoder.shots, "releases": releases}
                 values = text_values([kept["texts"]], references, embeddings)
                 score = Score(method, epsilon, values, 1, len(references), facts)
-                found += [score] if top_k == self.top_k else []
-                found += [replace(score, study="top_k")] if method == "online" and top_k in varied else []
+                if is_main:
+                    found.append(score)
+                if method == "online" and top_k in varied:
+                    found.append(replace(score, study="top_k"))
         return found
 
 
@@ -323,7 +417,8 @@ def tokens_of(task: Task, examples: Sequence[Row], queries: Sequence[Row]) -> tu
 
     An answer counts as the mean of the queries' own, each at most the task's `max_tokens`.
     """
-    shape, most = task.shape, task.max_tokens if isinstance(task, GenerationTask) else math.inf
+    shape = task.shape
+    most = task.max_tokens if isinstance(task, GenerationTask) else math.inf
     return (
         fmean(len(shape.prefix([]) + shape.ask(row.input)) for row in queries) / 4,
         fmean(len(shape.example(row.input, row.output)) for row in examples) / 4,
@@ -388,13 +483,26 @@ def cost_curve(
     public = CallCosts(bare, answer, price_in, price_out)
     points = []
     for rate in sorted({min(1.0, plan.rate * factor) for factor in (0.25, 0.5, 1, 2, 4)}):
-        sampled, noise = rate * plan.owners, plan.parameter(max(plan.epsilons), mechanism, rate=rate)
-        sizes: dict[Literal["members", "shots"], int] = {"members": max(1, round(sampled / plan.shots))}
-        for grows, calls in (sizes | {"shots": plan.members}).items():
+        sampled = rate * plan.owners
+        sizes: dict[Literal["members", "shots"], int] = {
+            "members": max(1, round(sampled / plan.shots)),
+            "shots": plan.members,
+        }
+        for grows, calls in sizes.items():
             member = CallCosts(bare + example * sampled / calls, answer, price_in, price_out)
-            prompt_tokens = _QUERIES * (calls * member.prompt_tokens + public_calls * public.prompt_tokens)
-            answer_tokens = _QUERIES * (calls + public_calls) * answer
-            price = _QUERIES * (member.cost(calls) + public.cost(public_calls))
-            spent = prompt_tokens, answer_tokens, price, MECHANISMS[mechanism].parameter, noise
-            points.append(CostPoint(rate, sampled, grows, calls, sampled / calls, *spent))
+            prompt_tokens = calls * member.prompt_tokens + public_calls * public.prompt_tokens
+            points.append(
+                CostPoint(
+                    rate,
+                    owners=sampled,
+                    grows=grows,
+                    members=calls,
+                    shots=sampled / calls,
+                    prompt_tokens=_QUERIES * prompt_tokens,
+                    answer_tokens=_QUERIES * (calls + public_calls) * answer,
+                    price=_QUERIES * (member.cost(calls) + public.cost(public_calls)),
+                    parameter=MECHANISMS[mechanism].parameter,
+                    noise=plan.parameter(max(plan.epsilons), mechanism, rate=rate),
+                )
+            )
     return points

@@ -1,4 +1,4 @@
-"""What an evaluation found, in sentences that follow from its rows."""
+"""The findings of an evaluation, in sentences that follow from its rows."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def findings(main: Sequence[Score], measure: str) -> list[str]:
     best = max((s for epsilon, s in private if epsilon == least), key=lambda s: s.mean(measure))
     zeros = [known[name, None] for name in ("zero-shot", "zero-shot calibrated") if (name, None) in known]
     zero = max(zeros, key=lambda s: s.mean(measure), default=None)
-    level, apart = best.mean(measure), []
+    level = best.mean(measure)
+    apart = []
     for other in (known.get((best.method, None)), zero):
         if other:
             words = other.method if other is zero else "itself without noise"
-            points = level - other.mean(measure)
-            side = f"{abs(points):.1f} points {'below' if points < 0 else 'above'}"
-            apart.append(f"{side if abs(points) >= 0.05 else 'level with'} {words} ({other.mean(measure):.1f})")
-    compared = f", {' and '.join(apart)}" if apart else ""
+            apart.append(f"{_side(level - other.mean(measure))} {words} ({other.mean(measure):.1f})")
     first = f"At epsilon {least:g} the best private method, {best.method}, has {MEASURES[measure]} {level:.1f}"
-    said = [f"{first}{compared}."]
+    if apart:
+        first += f", {' and '.join(apart)}"
+    said = [f"{first}."]
     if zero is None:
         return said
     floor = zero.mean(measure)
@@ -39,19 +39,23 @@ def findings(main: Sequence[Score], measure: str) -> list[str]:
     gains = [s for s in plain if s not in failed]
     if failed:
         prompts = [s for s in main if re.fullmatch(r"\d+-shot", s.method) and s.mean(measure) > floor]
-        place = "Here" if not gains else f"With {_list([s.method for s in failed])},"
+        place = f"With {_list([s.method for s in failed])}," if gains else "Here"
+        learner = "the ensemble" if prompts else "the model"
         means = _list([f"{s.method} has {s.mean(measure):.1f}" for s in failed])
         more = "".join(f", though one {s.method} prompt has {s.mean(measure):.1f}" for s in prompts[:1])
         said.append(
-            f"{place} {'the ensemble' if prompts else 'the model'} learns nothing from the examples: without noise "
-            f"{means}, {zero.method} {floor:.1f}{more}."
+            f"{place} {learner} learns nothing from the examples: without noise {means}, "
+            f"{zero.method} {floor:.1f}{more}."
         )
     unsure, lost = [], []
     for score in gains:
-        gain, error = score.mean(measure) - floor, math.hypot(score.values[measure].error, zero.values[measure].error)
-        unsure += [f"{score.method} {gain:.1f} ({error:.1f})"] if gain < 2 * error else []
+        gain = score.mean(measure) - floor
+        error = math.hypot(score.values[measure].error, zero.values[measure].error)
+        if gain < 2 * error:
+            unsure.append(f"{score.method} {gain:.1f} ({error:.1f})")
         epsilons = [f"{e:g}" for e, s in private if s.method == score.method and s.mean(measure) <= floor]
-        lost += [f"{score.method} at epsilon {_list(epsilons)}"] if epsilons else []
+        if epsilons:
+            lost.append(f"{score.method} at epsilon {_list(epsilons)}")
     if unsure:
         said.append(
             f"By how many points the examples help without noise may be chance: {_list(unsure)}; in brackets the "
@@ -60,6 +64,12 @@ def findings(main: Sequence[Score], measure: str) -> list[str]:
     if lost:
         said.append(f"Noise takes all that the examples bring, and {zero.method} is as good: {'; '.join(lost)}.")
     return said
+
+
+def _side(points: float) -> str:
+    if not abs(points) >= 0.05:
+        return "level with"
+    return f"{abs(points):.1f} points {'below' if points < 0 else 'above'}"
 
 
 @dataclass(frozen=True)
@@ -99,8 +109,14 @@ def choices(main: Sequence[Score]) -> list[Choice]:
         heads = [s for s in main if s.method in (HEAD, HEAD_PUBLIC) and s.epsilon == vote.epsilon]
         if heads and vote.epsilon is not None:
             public = [s for s in main if words_of(s) == "public"]
-            best, most = max(heads, key=_accuracy), max(public, key=_accuracy, default=None)
-            found.append(Choice(vote.epsilon, best, vote, most))
+            found.append(
+                Choice(
+                    vote.epsilon,
+                    head=max(heads, key=_accuracy),
+                    vote=vote,
+                    public=max(public, key=_accuracy, default=None),
+                )
+            )
     return sorted(found, key=lambda choice: choice.epsilon)
 
 
@@ -113,7 +129,8 @@ def advice(scores: Sequence[Score]) -> list[str]:
     main = [score for score in scores if not score.study]
     if not (found := choices(main)):
         return []
-    least, facts = found[0], found[0].vote.facts
+    least = found[0]
+    facts = least.vote.facts
     unlimited = "is charged once and answers any number of questions without a call of the model"
     limited = f"{facts['releases']:,.0f} answers, of {facts['members']:.0f} calls of the model each"
     said = []
@@ -123,7 +140,6 @@ def advice(scores: Sequence[Score]) -> list[str]:
             f"{c.epsilon:g} ({c.head.method} {c.head.mean('accuracy'):.1f}, vote {c.vote.mean('accuracy'):.1f})"
             for c in held
         ]
-        at = f"At epsilon {_list(shown)}"
         if prefer == "head":
             words = (
                 f"take the head if only labels are wanted and the records change seldom. It {unlimited}. The vote ends "
@@ -142,14 +158,12 @@ def advice(scores: Sequence[Score]) -> list[str]:
         else:
             assert least.public is not None
             words = f"take neither: {least.public.method} has {least.public.mean('accuracy'):.1f} without any record."
-        said.append(f"{at} {words}")
+        said.append(f"At epsilon {_list(shown)} {words}")
     fits = [s for s in scores if s.study == "fits" and (s.method, s.epsilon) == (least.head.method, least.epsilon)]
     shares = [f"{s.mean('accuracy'):.1f} with {s.facts['fits']:,.0f}" for s in fits]
-    measured = (
-        f"At epsilon {least.epsilon:g} the head has {_list(shares)} fits in one plan."
-        if shares
-        else "`--vary fits=12,365` measures it."
-    )
+    measured = "`--vary fits=12,365` measures it."
+    if shares:
+        measured = f"At epsilon {least.epsilon:g} the head has {_list(shares)} fits in one plan."
     said.append(
         "If the records change often, or a record must go at once, take the vote: it sees the records of the moment. A "
         f"head is fitted anew, and each fit takes a share of epsilon. {measured}"
@@ -170,4 +184,4 @@ def _accuracy(score: Score) -> float:
 
 
 def _list(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

@@ -1,4 +1,4 @@
-"""How often private answers will be right, from labelled public texts that stand in for the records.
+"""A forecast of the share of right private answers, from labelled public texts that stand in for the records.
 
 Nothing private goes in. Each public record is its own owner, and is a question to all others. What a release adds is
 added here: the noise of the plan, as large beside these records as it will be beside the owners.
@@ -62,7 +62,9 @@ class PublicRecords:
     def __init__(self, vectors: Vectors, labels: Sequence[int], among: int) -> None:
         if len(vectors) < _LEAST:
             raise InvalidParameter("public", len(vectors), f"at least {_LEAST} labelled records, better some hundred")
-        self.vectors, self.right, self.among = vectors.astype(np.float64), np.array(labels, np.int64), among
+        self.vectors = vectors.astype(np.float64)
+        self.right = np.array(labels, np.int64)
+        self.among = among
         self._alike = self.vectors @ self.vectors.T
         np.fill_diagonal(self._alike, -np.inf)
         self._named = np.eye(among)[self.right]
@@ -80,11 +82,16 @@ class PublicRecords:
             way = Way.of(method, replace(task, gate=float(near.eligible), near=float(near.eligible)))
             parameter = about(epsilon, task.delta, way.line(EXPONENTIAL, task.owners))
             noise = VoteNoise(EXPONENTIAL, parameter, True)
-            refused = noise.flip(int(way.crowd.expected), task.labels) > OVERTURNED if way.crowd else True
-            found.append((not refused, self._votes(method, task, way, noise, near).mean(), near))
+            certain = way.crowd is not None and noise.flip(int(way.crowd.expected), task.labels) <= OVERTURNED
+            found.append((certain, self._votes(method, task, way, noise, near).mean(), near))
         return max(found, key=lambda each: each[:2])[2]
 
-    def right_answers(self, choice: Verdict, task: Workload, gates: dict[str, Nearness]) -> tuple[float, float] | None:
+    def right_answers(
+        self,
+        choice: Verdict,
+        task: Workload,
+        gates: dict[str, Nearness],
+    ) -> tuple[float, float] | None:
         """The share of right answers, and its standard error over the public questions. None for a method that cannot
         be forecast without a model."""
         if choice.method == HEAD:
@@ -124,7 +131,7 @@ class PublicRecords:
         return FeatureMap(size) if task.features > size else FeatureMap.of(self.vectors, task.features - 1)
 
     def _head(self, choice: Verdict, task: Workload) -> Floats:
-        """Whether each record is answered rightly by a head fitted on four fifths, of which it is not one.
+        """Return for each record whether a head that was fitted on the other four fifths answers it rightly.
 
         The noise is scaled to their number: sigma times theirs over the owners', as in the mean of the sums.
         """
@@ -138,7 +145,13 @@ class PublicRecords:
             kept = np.flatnonzero(held)[: task.owners]
             records = OwnedRecords(rows[kept].astype(np.float32), self.right[kept], np.arange(len(kept)))
             sigma = choice.line.parameter * len(kept) / task.owners
-            weights = descended(records, (self.among, features.size), sigma, steps, partial(_noise, sigma))
+            weights = descended(
+                records,
+                (self.among, features.size),
+                sigma,
+                steps,
+                partial(_noise, sigma),
+            )
             found[~held] = (rows[~held] @ weights.T).argmax(axis=1) == self.right[~held]
         return found
 

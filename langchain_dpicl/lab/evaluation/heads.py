@@ -1,4 +1,4 @@
-"""How good a head is: a classifier that is released once, beside votes on the same records, queries and epsilon."""
+"""The accuracy of a head, a classifier that is released once, beside votes on the same records, queries and epsilon."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import embedder_of
 from langchain_dpicl.store.records import Vectors, embed
 
+# Texts, their labels, and their embeddings.
 Labelled = tuple[Sequence[str], Sequence[str], Vectors]
-"""Texts, their labels, and their embeddings."""
 
 
 def fit_head(
@@ -52,18 +52,44 @@ def fit_head(
     ``scores``: the head's.
     """
     texts, outputs, vectors = private
-    store = ExemplarStore.from_texts(texts, embeddings, outputs=outputs, vectors=vectors, progress=False)
+    store = ExemplarStore.from_texts(
+        texts,
+        embeddings,
+        outputs=outputs,
+        vectors=vectors,
+        progress=False,
+    )
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)  # of few owners and large deltas: the accuracy shows them
         ledger = f"sqlite:///{folder}/budget.db"
-        with contextlib.closing(PrivacyBudget(epsilon, delta, {"head": fits}, ledger, replay=False)) as budget:
-            features: dict[str, Any] = {"public": public, "scores": scores}
-            head = PrivateHead.fit(store, labels, budget, **features, input_key=input_key, progress=False)
+        with contextlib.closing(
+            PrivacyBudget(
+                epsilon,
+                delta,
+                {"head": fits},
+                ledger,
+                replay=False,
+            )
+        ) as budget:
+            head = PrivateHead.fit(
+                store,
+                labels,
+                budget,
+                public=public,
+                scores=scores,
+                input_key=input_key,
+                progress=False,
+            )
             return head, budget.line("head", 1.0).parameter
 
 
 def head_without_noise(
-    private: Labelled, embeddings: Embeddings, labels: Sequence[str], features: FeatureMap, *, sigma: float = 1e-9
+    private: Labelled,
+    embeddings: Embeddings,
+    labels: Sequence[str],
+    features: FeatureMap,
+    *,
+    sigma: float = 1e-9,
 ) -> PrivateHead:
     """Return the head that `fit_head` would make if no noise were added. NOT private.
 
@@ -75,8 +101,14 @@ def head_without_noise(
     records = OwnedRecords(held, np.array([place[output] for output in outputs]), np.arange(len(texts)))
     steps = Head().steps
     weights = descended(records, (len(labels), features.size), sigma, steps)
-    nothing = cast("Receipt", {})  # it was not released
-    return PrivateHead(weights, labels, features, embeddings, nothing, embedder=embedder_of(embeddings))
+    return PrivateHead(
+        weights,
+        labels,
+        features,
+        embeddings,
+        cast("Receipt", {}),  # it was not released
+        embedder=embedder_of(embeddings),
+    )
 
 
 def descended(
@@ -100,7 +132,7 @@ def descended(
 
 @dataclass(frozen=True, eq=False)
 class HeadStudy:
-    """How good a head is, without noise and at each epsilon.
+    """The accuracy of a head, without noise and at each epsilon.
 
     - ``private``: the rows' texts, labels and embeddings; each row is its own owner.
     - ``asked``, ``right``: the queries' embeddings, and their labels.
@@ -132,13 +164,32 @@ class HeadStudy:
         found = []
         for method, features in self.maps.items():
             known = {} if self.public is None or method == HEAD else {"public texts": float(len(self.public))}
-            facts = {"owners": float(len(self.private[0])), "releases": 1.0, "delta": self.plan.delta, **known}
-            plain = self._answers(head_without_noise(self.private, self.embeddings, self.labels, features))
+            facts = {
+                "owners": float(len(self.private[0])),
+                "releases": 1.0,
+                "delta": self.plan.delta,
+                **known,
+            }
+            plain = self._answers(
+                head_without_noise(
+                    self.private,
+                    self.embeddings,
+                    self.labels,
+                    features,
+                )
+            )
             found.append(self._score(method, None, [plain], known))
             for epsilon in self.plan.epsilons:
                 answers, sigma = self._private(features, epsilon, 1)
                 flipped = 100 * float(np.mean([row != plain for row in answers]))
-                found.append(self._score(method, epsilon, answers, {**facts, "sigma": sigma, "flipped": flipped}))
+                found.append(
+                    self._score(
+                        method,
+                        epsilon,
+                        answers,
+                        {**facts, "sigma": sigma, "flipped": flipped},
+                    )
+                )
         return found
 
     def fits(self, counts: Sequence[int]) -> list[Score]:
@@ -152,11 +203,22 @@ class HeadStudy:
                     found.append(self._score(method, epsilon, answers, facts, "fits"))
         return found
 
-    def _private(self, features: FeatureMap, epsilon: float, fits: int) -> tuple[list[NDArray[Any]], float]:
+    def _private(
+        self,
+        features: FeatureMap,
+        epsilon: float,
+        fits: int,
+    ) -> tuple[list[NDArray[Any]], float]:
         answers = []
         for _ in range(self.heads):
             head, sigma = fit_head(
-                self.private, self.embeddings, self.labels, epsilon, self.plan.delta, features, fits=fits
+                self.private,
+                self.embeddings,
+                self.labels,
+                epsilon,
+                self.plan.delta,
+                features,
+                fits=fits,
             )
             answers.append(self._answers(head))
             self.progress()

@@ -1,4 +1,4 @@
-"""How good a vote without a model is: each owner near to a query votes with its own record's label."""
+"""The accuracy of a vote without a model: each owner near to a query votes with its own record's label."""
 
 from __future__ import annotations
 
@@ -43,8 +43,14 @@ def label_votes(
     near = held @ asked.T >= gates
     counts = np.array([np.bincount(owned[taking], minlength=len(labels) + 1) for taking in near.T])
     eligible = max(1, math.ceil(SHARE * plan.owners))
-    crowd, randomness = Crowd(usual_most(eligible), eligible, True), SecureRandomness()
-    facts = {"eligible": float(eligible), "rate": 1.0, "tickets": float(plan.releases), "delta": plan.delta}
+    crowd = Crowd(usual_most(eligible), eligible, True)
+    randomness = SecureRandomness()
+    facts = {
+        "eligible": float(eligible),
+        "rate": 1.0,
+        "tickets": float(plan.releases),
+        "delta": plan.delta,
+    }
     best = counts[:, :-1] == counts[:, :-1].max(axis=1, keepdims=True)
     plain = best[np.arange(len(right)), right] / best.sum(axis=1)  # a release draws among equals
     found = [_score(None, plain[None], {"eligible": float(eligible)})]
@@ -52,7 +58,21 @@ def label_votes(
         mechanism = best_vote(epsilon, plan.delta, plan.releases, 1.0, crowd, len(labels))
         parameter = plan.parameter(epsilon, mechanism, {"own_calls": 1.0}, rate=1.0)
         vote = LabelVote(labels).under(mechanism, crowd)
-        said = [[place.get(vote.draw(row, crowd, parameter, randomness), -1) for row in counts] for _ in range(draws)]
+        said = [
+            [
+                place.get(
+                    vote.draw(
+                        row,
+                        crowd,
+                        parameter,
+                        randomness,
+                    ),
+                    -1,
+                )
+                for row in counts
+            ]
+            for _ in range(draws)
+        ]
         flipped = 100 * float((np.array(said) != counts[:, :-1].argmax(axis=1)).mean())
         more = {**facts, MECHANISMS[mechanism].parameter: parameter, "flipped": flipped}
         found.append(_score(epsilon, np.array(said) == right, more))
