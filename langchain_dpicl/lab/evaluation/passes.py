@@ -33,8 +33,8 @@ from langchain_dpicl.store import ExemplarStore
 # -- the model's answers -----------------------------------------------------------------------------------------------
 
 
+# Examples of one prompt: (input, output).
 Pairs = Sequence[tuple[str, str]]
-"""Examples of one prompt: (input, output)."""
 
 Key = tuple[int | str, ...]
 
@@ -68,8 +68,9 @@ class PassFile(dict[Key, Any], LineFile):
                     case [[*key], value] if all(isinstance(part, (int, str)) for part in key):
                         self[tuple(key)] = value
                     case _:
-                        bound = f"a folder of an evaluation: line {number} is damaged; remove it to do its work again"
-                        raise self.refused(bound)
+                        raise self.refused(
+                            f"a folder of an evaluation: line {number} is damaged; remove it to do its work again"
+                        )
             self.mend()  # cut off the line that was not finished, if any
             if not self.lines:
                 self.write(head.encode() + b"\n")
@@ -83,7 +84,11 @@ class PassFile(dict[Key, Any], LineFile):
         self[key] = value
 
     def answers(
-        self, key: Key, prompts: Sequence[Any], ask: Callable[[Sequence[Any]], Sequence[Any]], failed: Any = None
+        self,
+        key: Key,
+        prompts: Sequence[Any],
+        ask: Callable[[Sequence[Any]], Sequence[Any]],
+        failed: Any = None,
     ) -> list[Any]:
         """Return the answers of this key. Ask for them if they are missing, and keep them.
 
@@ -193,11 +198,18 @@ class EvaluationPlan:
         return replace(self, **numbers)  # type: ignore[arg-type]
 
     def parameter(
-        self, epsilon: float, mechanism: str, options: Mapping[str, float] | None = None, rate: float | None = None
+        self,
+        epsilon: float,
+        mechanism: str,
+        options: Mapping[str, float] | None = None,
+        rate: float | None = None,
     ) -> float:
         """The noise that this epsilon allows; at another rate, if one is given."""
-        options = {**(options_of(self.crowd) if options is None else options)}
-        request = LineRequest(mechanism, self.rate if rate is None else rate, self.releases, options=options)
+        if options is None:
+            options = options_of(self.crowd)
+        if rate is None:
+            rate = self.rate
+        request = LineRequest(mechanism, rate, self.releases, options=dict(options))
         return PrivacyPlan.alone(request, epsilon=epsilon, delta=self.delta).parameter
 
 
@@ -211,8 +223,9 @@ class Sampler:
     """
 
     def __init__(self, rows: Sequence[Row], public: Sequence[Row], plan: EvaluationPlan) -> None:
-        needed, words = (plan.calls, "calls") if plan.calls else (plan.members * plan.shots, "members * shots")
+        needed = plan.calls or plan.members * plan.shots
         if len(rows) < needed:
+            words = "calls" if plan.calls else "members * shots"
             raise InvalidParameter("data", f"{len(rows)} records", f"at least {words} = {needed} records")
         store = ExemplarStore.from_records(
             [{"input": row.input, "output": row.output, "row": i} for i, row in enumerate(rows)],
@@ -225,22 +238,26 @@ class Sampler:
             self._selector = PoissonExampleSelector(store, calls=plan.calls, pad_to=plan.members)
         else:
             self._selector = PoissonExampleSelector(store, plan.members, shots=plan.shots)
-        self._rows, self._public, self._few, self._members = rows, public, plan.few_shots, plan.members
+        self._rows = rows
+        self._public = public
+        self._plan = plan
 
     def draw(self, number: int, file: PassFile) -> list[Pairs]:
         """The prompts of this sample. It is drawn once; the file keeps it."""
         key = ("sample", number)
         if key not in file:
-            buckets = [[int(each["row"]) for each in bucket] for bucket in self._selector.sample()][: self._members]
-            buckets += [[]] * (self._members - len(buckets))  # a sample of more calls is rare, and loses its last here
+            members = self._plan.members
+            buckets = [[int(each["row"]) for each in bucket] for bucket in self._selector.sample()][:members]
+            buckets += [[]] * (members - len(buckets))  # a sample of more calls is rare, and loses its last here
             orders = [np.argsort(SecureRandomness().uniforms(len(rows))) for rows in (self._rows, self._public)]
-            file.add(key, [buckets, *(order[: self._few].tolist() for order in orders)])
+            file.add(key, [buckets, *(order[: self._plan.few_shots].tolist() for order in orders)])
         buckets, few_shot, public = file[key]
         prompts = [(self._rows, bucket) for bucket in (*buckets, (), few_shot)]
-        prompts += [(self._public, public)] if self._public else []
+        if self._public:
+            prompts.append((self._public, public))
         return [[(rows[i].input, rows[i].output) for i in chosen] for rows, chosen in prompts]
 
     def filled(self, number: int, file: PassFile) -> list[bool]:
-        """Which members of this sample have an example: what the others say counts nothing."""
+        """Return for each member of this sample whether it has an example; the other members' answers do not count."""
         self.draw(number, file)
         return [bool(bucket) for bucket in file["sample", number][0]]

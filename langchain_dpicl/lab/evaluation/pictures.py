@@ -23,8 +23,9 @@ def pictures(name: str, scores: Sequence[Score], costs: Sequence[CostPoint]) -> 
     """Return the pictures of the task called `name`: file names, each with its charts and the title above them."""
     measure = main_measure(scores)
     word = MEASURES[measure]
-    has_bars = any(math.isfinite(score.values[measure].deviation) for score in scores)
-    y = f"{word}, %{' (bars: deviation over runs)' if has_bars else ''}"
+    y = f"{word}, %"
+    if any(math.isfinite(score.values[measure].deviation) for score in scores):
+        y += " (bars: deviation over runs)"
     main = [score for score in scores if not score.study]
     noisy = [(score.epsilon, score) for score in main if score.epsilon is not None]
     private = list(dict.fromkeys(score.method for _, score in noisy))
@@ -33,22 +34,43 @@ def pictures(name: str, scores: Sequence[Score], costs: Sequence[CostPoint]) -> 
         levels = []
         for score in main:
             if score.epsilon is None and score.method in private:
-                words, index = f"{score.method}, not private: {score.mean(measure):.1f}", private.index(score.method)
-                levels.append(Level(score.mean(measure), words, _look(score.method, private)[0], (3 * index, (5, 4))))
+                words = f"{score.method}, not private: {score.mean(measure):.1f}"
+                color, _ = _look(score.method, private)
+                levels.append(
+                    Level(
+                        score.mean(measure),
+                        words,
+                        color,
+                        (3 * private.index(score.method), (5, 4)),
+                    )
+                )
         others = sorted((s for s in main if s.method not in private), key=lambda score: -score.mean(measure))
         for index, score in enumerate(others):
             words = f"{score.method}, {words_of(score)}: {score.mean(measure):.1f}".replace(", public:", ":")
             levels.append(Level(score.mean(measure), words, _GREYS[index % 5], _DOTS[index % 5]))
-        title, curves = f"{name}: what privacy costs in {word}", _curves(noisy, measure, is_apart=False)
-        found[f"{measure}.png"] = [Chart(title, _EPSILON, y, curves, levels, is_log=True)], ""
+        chart = Chart(
+            f"{name}: what privacy costs in {word}",
+            _EPSILON,
+            y,
+            _curves(noisy, measure, is_apart=False),
+            levels,
+            is_log=True,
+        )
+        found[f"{measure}.png"] = [chart], ""
     for study in dict.fromkeys(score.study for score in scores if score.study):
-        varied, words = [s for s in scores if s.study == study], study.replace("_", " ")
-        curves = _curves([(score.facts[study], score) for score in varied], measure)
+        words = study.replace("_", " ")
+        curves = _curves([(score.facts[study], score) for score in scores if score.study == study], measure)
         found[f"{study}.png"] = [Chart(f"{name}: {word} against {words}", words, y, curves)], ""
     if flipped := [pair for pair in noisy if "flipped" in pair[1].facts]:
-        title, words = f"{name}: how often noise changes the answer", "answers that noise changes, %"
-        curves = _curves(flipped, "flipped", is_apart=False)
-        found["flips.png"] = [Chart(title, _EPSILON, words, curves, is_log=True, amount=True)], ""
+        chart = Chart(
+            f"{name}: how often noise changes the answer",
+            _EPSILON,
+            "answers that noise changes, %",
+            _curves(flipped, "flipped", is_apart=False),
+            is_log=True,
+            amount=True,
+        )
+        found["flips.png"] = [chart], ""
     if costs:
         charts = _costs(costs, [score for score in scores if score.study == "members"], measure, y)
         found["cost.png"] = charts, f"{name}: what 100 queries cost"
@@ -57,17 +79,34 @@ def pictures(name: str, scores: Sequence[Score], costs: Sequence[CostPoint]) -> 
 
 def _costs(costs: Sequence[CostPoint], scores: Sequence[Score], measure: str, y: str) -> list[Chart]:
     """Tokens, and the price if there is one, against the rate; the measure against the last of them."""
+    titles = {"tokens": "tokens, read and written"}
+    if any(point.price > 0 for point in costs):
+        titles["price"] = "price"
     charts = []
-    for kind in ["tokens", *(["price"] if any(point.price > 0 for point in costs) else [])]:
+    for kind, title in titles.items():
         curves = []
         for place, grows in enumerate(("members", "shots")):
             held = [point for point in costs if point.grows == grows]
             middle = held[len(held) // 2]
             fixed = f"{middle.shots:.0f} shots each" if grows == "members" else f"{middle.members} members"
             points = sorted((point.rate, getattr(point, kind)) for point in held)
-            curves.append(Curve(points, f"more {grows}, {fixed}", COLORS[place], marker=_MARKERS[place]))
-        title = "tokens, read and written" if kind == "tokens" else kind
-        charts.append(Chart(title, "sampling rate of an owner", f"{kind} per 100 queries", curves, amount=True))
+            curves.append(
+                Curve(
+                    points,
+                    f"more {grows}, {fixed}",
+                    COLORS[place],
+                    marker=_MARKERS[place],
+                )
+            )
+        charts.append(
+            Chart(
+                title,
+                "sampling rate of an owner",
+                f"{kind} per 100 queries",
+                curves,
+                amount=True,
+            )
+        )
     if scores:
         # A cost is linear in the members and the owners of a sample: the points determine it.
         table = np.array([[point.members, point.owners, 1.0] for point in costs])
@@ -75,8 +114,15 @@ def _costs(costs: Sequence[CostPoint], scores: Sequence[Score], measure: str, y:
         owners = costs[0].owners / costs[0].rate
         priced = [(float(weights @ [s.facts["members"], s.facts["rate"] * owners, 1.0]), s) for s in scores]
         below = {cost: f"\n({score.facts['members']:.0f})" for cost, score in priced}
-        title, x = f"{MEASURES[measure]} against cost, as members grow", f"{kind} per 100 queries (members)"
-        charts.append(Chart(title, x, y, _curves(priced, measure), below=below))
+        charts.append(
+            Chart(
+                f"{MEASURES[measure]} against cost, as members grow",
+                f"{kind} per 100 queries (members)",
+                y,
+                _curves(priced, measure),
+                below=below,
+            )
+        )
     return charts
 
 
@@ -97,13 +143,14 @@ def _curves(pairs: Sequence[tuple[float, Score]], measure: str, *, is_apart: boo
                 first = held[0][1]
                 paler = 0.7 * shades.index(epsilon) / max(2, len(shades) - 1) if epsilon is not None else 0.0
                 mixed = tuple((1 - paler) * int(color[i : i + 2], 16) / 255 + paler for i in (1, 3, 5))
-                is_measure = measure in first.values
-                spreads = [score.values[measure].deviation for _, score in held] if is_measure else []
-                points = [(x, score.mean(measure) if is_measure else score.facts[measure]) for x, score in held]
-                label, style = (
-                    f"{method}, {words_of(first)}" if is_apart else method,
-                    "--" if first.epsilon is None else "-",
-                )
+                if measure in first.values:
+                    points = [(x, score.mean(measure)) for x, score in held]
+                    spreads = [score.values[measure].deviation for _, score in held]
+                else:
+                    points = [(x, score.facts[measure]) for x, score in held]
+                    spreads = []
+                label = f"{method}, {words_of(first)}" if is_apart else method
+                style = "--" if first.epsilon is None else "-"
                 found.append(Curve(points, label, mixed if paler else color, style, marker, spreads))
     return found
 

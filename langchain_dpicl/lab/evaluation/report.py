@@ -32,7 +32,11 @@ _PLAN = {
 
 
 def write_report(
-    folder: Path, task: Task, scores: Sequence[Score], settings: Mapping[str, Any], costs: Sequence[CostPoint] = ()
+    folder: Path,
+    task: Task,
+    scores: Sequence[Score],
+    settings: Mapping[str, Any],
+    costs: Sequence[CostPoint] = (),
 ) -> dict[str, Any]:
     """Write ``results.json``, ``table.md`` and the pictures into the folder; return the content of ``results.json``.
 
@@ -46,23 +50,34 @@ def write_report(
     Raises `InvalidParameter` for a folder that cannot be written; and without matplotlib, after the numbers and the
     table are written.
     """
-    drawn, measure = pictures(task.name, scores, costs), main_measure(scores)
+    drawn = pictures(task.name, scores, costs)
+    measure = main_measure(scores)
     main = ordered([score for score in scores if not score.study])
-    parts = []
-    for counts, one, many in (([s.queries for s in main], "query", "queries"), ([s.runs for s in main], "run", "runs")):
-        low, high = min(counts), max(counts)
-        parts.append(f"{low:,}{f' to {high:,}' if high > low else ''} {one if high == 1 else many}")
-    plan, said = {name: settings[name] for name in _PLAN if name in settings}, [f"- {each}" for each in advice(scores)]
-    parts += [_PLAN[name].format(number(value)) for name, value in plan.items()]
-    model = f" with {settings['model']}" if settings.get("model") else ""
+    plan = {name: settings[name] for name in _PLAN if name in settings}
+    parts = [
+        _span([score.queries for score in main], "query", "queries"),
+        _span([score.runs for score in main], "run", "runs"),
+        *(_PLAN[name].format(number(value)) for name, value in plan.items()),
+    ]
+    subject = task.name
+    if settings.get("model"):
+        subject += f" with {settings['model']}"
+    said = [f"- {each}" for each in advice(scores)]
+    if said:
+        said = ["**Vote or head?**", "", *said]
     results: dict[str, Any] = {
         "task": task.name,
-        "measured": f"{task.name}{model}: {', '.join(parts)}.",
+        "measured": f"{subject}: {', '.join(parts)}.",
         "finding": " ".join(findings(main, measure)),
         "table": main_table(main, measure, plan),
-        "advice": "\n".join(["**Vote or head?**", "", *said]) if said else "",
+        "advice": "\n".join(said),
         "choices": [
-            {"epsilon": c.epsilon, "prefer": c.prefer, "difference": c.difference, "standard_error": c.error}
+            {
+                "epsilon": c.epsilon,
+                "prefer": c.prefer,
+                "difference": c.difference,
+                "standard_error": c.error,
+            }
             for c in choices(main)
         ],
         "papers": papers_table(task, main),
@@ -74,11 +89,25 @@ def write_report(
     # Strict JSON: null for numbers that are not finite, lists for NumPy's arrays, text for objects that JSON lacks.
     text = json.dumps(results, default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value))
     results = json.loads(text, parse_constant=lambda _: None)
-    studies = [study_table(study, scores, measure) for study in dict.fromkeys(s.study for s in scores if s.study)]
-    parts = [f"# {task.name}", *(results[name] for name in ("measured", "finding", "table", "advice"))]
-    parts += [*studies, results["papers"]]
-    _write(folder / "results.json", [json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)])
-    _write(folder / "table.md", [*parts, _command(results["settings"])])
+    page = [
+        f"# {task.name}",
+        *(results[name] for name in ("measured", "finding", "table", "advice")),
+        *(study_table(study, scores, measure) for study in dict.fromkeys(s.study for s in scores if s.study)),
+        results["papers"],
+        _command(results["settings"]),
+    ]
+    _write(
+        folder / "results.json",
+        [
+            json.dumps(
+                results,
+                indent=1,
+                ensure_ascii=False,
+                allow_nan=False,
+            )
+        ],
+    )
+    _write(folder / "table.md", page)
     for name, (charts, title) in drawn.items():
         save_figure(figure_of(charts, folder / name, title), folder / name)
     return results
@@ -128,8 +157,15 @@ def write_index(folder: Path) -> Path:
 
 def _command(settings: Mapping[str, Any]) -> str:
     command = settings.get("command")
-    line = shlex.join(map(str, command)) if isinstance(command, (list, tuple)) else command
-    return f"```\n{line}\n```" if line else ""
+    if isinstance(command, (list, tuple)):
+        command = shlex.join(map(str, command))
+    return f"```\n{command}\n```" if command else ""
+
+
+def _span(counts: Sequence[int], one: str, many: str) -> str:
+    """Return the least and the largest of some counts, with their unit."""
+    span = " to ".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
+    return f"{span} {one if max(counts) == 1 else many}"
 
 
 def _write(path: Path, parts: Sequence[str]) -> Path:
@@ -147,18 +183,34 @@ def _write(path: Path, parts: Sequence[str]) -> Path:
 
 def main_table(main: Sequence[Score], measure: str, said: Mapping[str, Any]) -> str:
     """A row for each method and epsilon. The numbers in `said`, which stand elsewhere, are not repeated."""
-    known, measures = {(s.method, s.epsilon): s for s in main}, [name for name in MEASURES if name in main[0].values]
+    plain = {score.method: score.mean(measure) for score in main if score.epsilon is None}
+    measures = [name for name in MEASURES if name in main[0].values]
     rows = []
     for score in main:
-        base = known.get((score.method, None)) if score.epsilon is not None else None
-        points = f"{score.mean(measure) - base.mean(measure):+.1f}" if base else ""
+        points = flipped = ""
+        if score.epsilon is not None and score.method in plain:
+            points = f"{score.mean(measure) - plain[score.method]:+.1f}"
+        if "flipped" in score.facts:
+            flipped = f"{score.facts['flipped']:.1f} %"
         facts = {k: v for k, v in score.facts.items() if k not in ("flipped", "epsilon") and said.get(k) != v}
-        cells = [words_of(score).removeprefix("epsilon "), *(_cell(score.values[name]) for name in measures)]
-        flipped = f"{score.facts['flipped']:.1f} %" if "flipped" in score.facts else ""
-        numbers = ", ".join(f"{name} {number(value)}" for name, value in facts.items())
-        rows.append([score.method, *cells, points, flipped, numbers])
-    head = ["method", "epsilon", *(MEASURES[name] for name in measures)]
-    head += ["against no noise", "changed by noise", "public numbers"]
+        rows.append(
+            [
+                score.method,
+                words_of(score).removeprefix("epsilon "),
+                *(_cell(score.values[name]) for name in measures),
+                points,
+                flipped,
+                ", ".join(f"{name} {number(value)}" for name, value in facts.items()),
+            ]
+        )
+    head = [
+        "method",
+        "epsilon",
+        *(MEASURES[name] for name in measures),
+        "against no noise",
+        "changed by noise",
+        "public numbers",
+    ]
     note = "In per cent; ± is the standard deviation over runs (samples of owners, draws of noise)."
     if errors := [s.values[measure].error for s in main if math.isfinite(s.values[measure].error)]:
         note += f" The standard error of {MEASURES[measure]} over queries is at most {max(errors):.1f}."
@@ -183,28 +235,34 @@ def papers_table(task: Task, main: Sequence[Score]) -> str:
     """
     rows: list[list[str]] = []
     sources: dict[str, None] = {}
-    known, measure_of = {(s.method, s.epsilon): s for s in main}, {word: name for name, word in MEASURES.items()}
+    known = {(score.method, score.epsilon): score for score in main}
     few_shot = next((s for s in main if re.fullmatch(r"\d+-shot", s.method)), None)
     plain = {(f.source, f.metric, f.method): f.value for f in task.paper if f.epsilon is None}
     for figure in (figure for figure in task.paper if figure.epsilon is not None):
         word = figure.metric.removesuffix(_AGAINST_FEW_SHOT)
-        is_loss, measure, method = word != figure.metric, measure_of[word], _PAPERS_NAMES[figure.method]
-        ours, base = known.get((method, figure.epsilon)), few_shot if is_loss else known.get((method, None))
-        theirs = plain.get((figure.source, figure.metric, f"{figure.method} without noise"))
+        measure = next(name for name in MEASURES if MEASURES[name] == word)
+        method = _PAPERS_NAMES[figure.method]
+        ours = known.get((method, figure.epsilon))
+        base = known.get((method, None))
+        against = "no noise"
+        loss = f"({figure.value:.1f})"
+        if word != figure.metric:
+            base = few_shot
+            against = f"{few_shot.method} prompt" if few_shot else ""
+            loss = f"{figure.value:+.1f}"
         if not ours or not base:
             continue
-        loss = f"{figure.value:+.1f}" if is_loss else f"({figure.value:.1f})"
+        theirs = plain.get((figure.source, figure.metric, f"{figure.method} without noise"))
         if theirs is not None:
             loss = f"{figure.value - theirs:+.1f} {loss}"
-        against = f"{base.method} prompt" if is_loss else "no noise"
         mine = f"{ours.mean(measure) - base.mean(measure):+.1f} ({ours.mean(measure):.1f})"
         rows.append([f"{figure.method} ({method})", f"{figure.epsilon:g}", word, against, loss, mine])
         sources[f"- {figure.method}: {figure.model}. {figure.source}."] = None
     if not rows:
         return "No method here ran at an epsilon for which a paper's loss is known." if task.paper else ""
     head = ["method", "epsilon", "measure", "against", "paper: points apart (level)", "here: points apart (level)"]
-    parts = ["Beside the papers, whose models are others: compare the points lost, not the level.", _table(head, rows)]
-    return "\n\n".join([*parts, "\n".join(sources)])
+    intro = "Beside the papers, whose models are others: compare the points lost, not the level."
+    return "\n\n".join([intro, _table(head, rows), "\n".join(sources)])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

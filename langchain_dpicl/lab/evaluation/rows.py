@@ -67,10 +67,22 @@ def load_rows(
             raise InvalidParameter("source", "hub", f"a file or hf:NAME: no place of {task.name} on the hub is known")
         if split not in task.hub.splits:
             raise InvalidParameter("split", split, f"one of {', '.join(task.hub.splits)}")
-        return _from_hub(task, task.hub, task.hub.splits[split], {**task.hub.columns, **names}, str(source))
+        return _from_hub(
+            task,
+            task.hub,
+            task.hub.splits[split],
+            {**task.hub.columns, **names},
+            str(source),
+        )
     if str(source).startswith("hf:"):
         name, _, config = str(source).removeprefix("hf:").partition(":")
-        return _from_hub(task, HubSource(name, {}, {}, config=config or None), split, names, str(source))
+        return _from_hub(
+            task,
+            HubSource(name, {}, {}, config=config or None),
+            split,
+            names,
+            str(source),
+        )
     path = Path(source)
     if path.is_dir():
         files = sorted(each.name for each in path.iterdir() if each.name.endswith(_ENDINGS))
@@ -79,10 +91,22 @@ def load_rows(
             there = ", ".join(dict.fromkeys(name.split(".")[0] for name in files)) or "which has none"
             raise InvalidParameter("split", split, f"a file in {path.name!r} ({there})")
         path /= found[0]
-    return _rows(task, read_data(path, reading, _answer_columns(task, names)), names, reading.skip_bad, say)
+    return _rows(
+        task,
+        read_data(path, reading, _answer_columns(task, names)),
+        names,
+        reading.skip_bad,
+        say,
+    )
 
 
-def _from_hub(task: Task, hub: HubSource, split: str, columns: Mapping[str, str], source: str) -> list[Row]:
+def _from_hub(
+    task: Task,
+    hub: HubSource,
+    split: str,
+    columns: Mapping[str, str],
+    source: str,
+) -> list[Row]:
     library = require("datasets", "hub")
     try:
         table = library.load_dataset(hub.name, hub.config, split=split, revision=hub.revision)
@@ -98,9 +122,9 @@ def _from_hub(task: Task, hub: HubSource, split: str, columns: Mapping[str, str]
         fault = ""
     if fault:  # outside of the handlers, so that no error of the library is the cause
         raise InvalidParameter("source", source, fault)
-    label, answer = columns.get("label", "label"), "label" if isinstance(task, ClassificationTask) else "output"
+    label = columns.get("label", "label")
     label_names = hub.label_names or tuple(getattr((table.features or {}).get(label), "names", None) or ())
-    needed = [columns.get(key, key) for key in (*_SLOT.findall(task.inputs[-1]), answer)]
+    needed = [*_columns(task.inputs[-1], columns), *_answer_columns(task, columns)]
     found, broken = attempt(list, table)
     if broken:
         raise InvalidRecords(f"{hub.name!r}, {split}, cannot be read ({broken})")
@@ -115,7 +139,14 @@ def _from_hub(task: Task, hub: HubSource, split: str, columns: Mapping[str, str]
         raise InvalidRecords(f"{hub.name!r}, {split}, holds no records")
     there = tuple(dict.fromkeys(column for record in records for column in record))
     data = DataFile(
-        f"{hub.name}, {split}", "", there, records, list(range(1, len(records) + 1)), [], "record", wanted=there
+        f"{hub.name}, {split}",
+        "",
+        there,
+        records,
+        list(range(1, len(records) + 1)),
+        [],
+        "record",
+        wanted=there,
     )
     return _rows(task, data, columns, False, str)
 
@@ -127,17 +158,23 @@ def _answer_columns(task: Task, columns: Mapping[str, str]) -> list[str]:
 
 
 def _rows(
-    task: Task, data: DataFile, columns: Mapping[str, str], skip_bad: bool, say: Callable[[str], object]
+    task: Task,
+    data: DataFile,
+    columns: Mapping[str, str],
+    skip_bad: bool,
+    say: Callable[[str], object],
 ) -> list[Row]:
-    there, (*_, last) = set(data.columns), task.inputs
     answers = [*_answer_columns(task, columns), columns.get("references", "references")]
-    needed = [] if isinstance(task, GenerationTask) and there & set(answers) else answers[:1]
-    if not any(there.issuperset(_columns(layout, columns)) for layout in task.inputs):
-        needed += _columns(last, columns)
-    for column in needed if data.records else []:
-        key = next((key for key, other in columns.items() if other == column), column)
-        data.need(f"--column {key}=", column)
-    rows, faults = [], list(data.faults)
+    has_answer = isinstance(task, GenerationTask) and not set(answers).isdisjoint(data.columns)
+    needed = [] if has_answer else answers[:1]
+    if not any(set(data.columns).issuperset(_columns(layout, columns)) for layout in task.inputs):
+        needed += _columns(task.inputs[-1], columns)
+    if data.records:
+        for column in needed:
+            key = next((key for key, other in columns.items() if other == column), column)
+            data.need(f"--column {key}=", column)
+    rows = []
+    faults = list(data.faults)
     for line, record in zip(data.lines, data.records, strict=True):
         row = _row(task, record, columns)
         if isinstance(row, Row):
@@ -164,10 +201,12 @@ def _row(task: Task, record: Mapping[str, Any], columns: Mapping[str, str]) -> R
     fields: dict[str, str] = {key: record[columns.get(key, key)] for key in keys}
     if layout != f"{{{keys[0]}}}":  # in a layout of several fields, each is one line
         fields = {key: " ".join(text.split()) for key, text in fields.items()}
-    text, (column,) = layout.format_map(fields), _answer_columns(task, columns)
+    text = layout.format_map(fields)
+    (column,) = _answer_columns(task, columns)
     answer: Any = record.get(column)
     if isinstance(task, ClassificationTask):
-        answer = str(answer) if type(answer) is int else answer
+        if type(answer) is int:
+            answer = str(answer)
         if not _is_text(answer):
             return f"no text under {column!r}"
         if (label := task.label_of(answer)) is None:

@@ -1,4 +1,4 @@
-"""How good answers are: measures, their errors, and the scores that every table and picture is made of."""
+"""The quality of answers: measures, their errors, and the scores that every table and picture is made of."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
+from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.extras import require
@@ -56,11 +57,10 @@ class Value:
     def of(cls, table: Any) -> Value:
         """From a table of runs by queries, entries between 0 and 1; six decimals."""
         found = 100 * np.asarray(table, float)
-        runs, queries = found.shape
         return cls(
             round(float(found.mean()), 6),
-            round(float(found.mean(axis=1).std(ddof=1)), 6) if runs > 1 else math.nan,
-            round(float(found.mean(axis=0).std(ddof=1)) / math.sqrt(queries), 6) if queries > 1 else math.nan,
+            _deviation(found.mean(axis=1)),
+            _deviation(found.mean(axis=0), math.sqrt(found.shape[1])),
         )
 
     @classmethod
@@ -69,14 +69,19 @@ class Value:
         found = 100 * np.asarray(shares, float)
         return cls(
             round(float(found.mean()), 6),
-            round(float(found.std(ddof=1)), 6) if len(found) > 1 else math.nan,
+            _deviation(found),
             round(100 * share_error(shares, questions), 6) if questions > 1 else math.nan,
         )
 
 
+def _deviation(values: NDArray[np.float64], over: float = 1.0) -> float:
+    """Return the values' standard deviation, divided by ``over``, to six decimals. NaN for a single value."""
+    return round(float(values.std(ddof=1)) / over, 6) if len(values) > 1 else math.nan
+
+
 @dataclass(frozen=True)
 class Score:
-    """How good one method was.
+    """The measures of one method.
 
     - ``method``: its name; the same for all epsilons.
     - ``epsilon``: of all releases of the plan together; None for a method that is not private.
@@ -105,7 +110,8 @@ def text_values(
     runs: Sequence[Sequence[str]], references: Sequence[Sequence[str]], embeddings: Embeddings
 ) -> dict[str, Value]:
     """Return `text_measures` and ``meaning`` of texts by run and query, against the queries' references."""
-    texts, wide = [text for run in runs for text in run], [*references] * len(runs)
+    texts = [text for run in runs for text in run]
+    wide = [*references] * len(runs)
     measures = {**text_measures(texts, wide), "meaning": meaning_scores(texts, wide, embeddings)}
     return {name: Value.of(np.reshape(found, (len(runs), -1))) for name, found in measures.items()}
 
@@ -140,9 +146,9 @@ def text_measures(predictions: Sequence[str], references: Sequence[str | Sequenc
     if isinstance(predictions, str) or len(predictions) != len(references) or not predictions:
         raise InvalidParameter("predictions", len(predictions), f"as many as there are references ({len(references)})")
     levenshtein = require("rapidfuzz.distance", "eval").Levenshtein
-    rouge_scorer = require("rouge_score.rouge_scorer", "eval").RougeScorer
+    rouge_scorer = require("rouge_score.rouge_scorer", "eval")
     bleu = require("sacrebleu.metrics.bleu", "eval").BLEU(effective_order=True)
-    rouge = rouge_scorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
+    rouge = rouge_scorer.RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
     measured: dict[str, list[float]] = {name: [] for name in ("rouge1", "rouge2", "rougeL", "bleu", "levenshtein")}
     for prediction, reference in zip(predictions, references, strict=True):
         known = _several(reference)
@@ -176,6 +182,4 @@ def ordered(scores: Sequence[Score]) -> list[Score]:
     """Methods that are never private first; then each other method, first without noise, then by epsilon."""
     private = {score.method for score in scores if score.epsilon is not None}
     first = list(dict.fromkeys(score.method for score in scores))
-    return sorted(
-        scores, key=lambda s: (s.method in private, first.index(s.method), -1.0 if s.epsilon is None else s.epsilon)
-    )
+    return sorted(scores, key=lambda score: (score.method in private, first.index(score.method), score.epsilon or 0.0))

@@ -35,23 +35,31 @@ from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.private import boundary
 
 Scores = NDArray[np.float64]
+# Positions in the task's list of labels; -1 abstains.
 Labels = NDArray[np.int64]
-"""Positions in the task's list of labels; -1 abstains."""
 
 EMPTY = -2
 """In the place of the vote of a member without examples."""
 
+# From the examples of prompts and a query to (prompts, labels) scores. A row of zeros if the model failed.
 Reader = Callable[[Sequence[Pairs], str], Scores]
-"""From the examples of prompts and a query to (prompts, labels) scores. A row of zeros if the model failed."""
 
 
 def chain_reader(llm: BaseLanguageModel[Any], task: ClassificationTask) -> Reader:
     """Ask through LangChain: any model that `LabelScorer` takes, called as a release calls it."""
     # The embedded model returns any number of alternatives.
     alternatives = 100 if getattr(llm, "accepts_shared_prefix", False) else 20
-    settings: dict[str, Any] = {"input_key": "input", "output_key": "output", "top_logprobs": alternatives}
-    scorer = LabelScorer(llm, task.labels, prompt=task.shape.prompt, calibrate=False, **settings)
-    member, failed = boundary.seal(RunnableLambda(scorer.scores)), dict.fromkeys(task.labels, 0.0)
+    scorer = LabelScorer(
+        llm,
+        task.labels,
+        prompt=task.shape.prompt,
+        calibrate=False,
+        input_key="input",
+        output_key="output",
+        top_logprobs=alternatives,
+    )
+    member = boundary.seal(RunnableLambda(scorer.scores))
+    failed = dict.fromkeys(task.labels, 0.0)
 
     def reader(examples: Sequence[Pairs], query: str) -> Scores:
         found = ask_members(member, examples, query)
@@ -86,7 +94,7 @@ def read_labels(
 
 @dataclass(frozen=True)
 class LabelStudy:
-    """How good a private vote is: accuracy against epsilon and in the papers' ablations, all from one pass.
+    """The accuracy of a private vote, against epsilon and in the papers' ablations, all from one pass.
 
     - ``labels``: the task's labels.
     - ``right``: each query's right label, as a position.
@@ -122,9 +130,13 @@ class LabelStudy:
 
     def scores(self) -> list[Score]:
         """The main table: prompts alone, single members, the plain majority, and the private vote at each epsilon."""
-        n, few, said = self.plan.members, self.plan.few_shots, self.answers()
-        alone = {"zero-shot": self.answers(calibrate=False)[:, :, n], "zero-shot calibrated": said[:, :, n]}
-        alone[f"{few}-shot"] = said[:, :, n + 1]
+        n, few = self.plan.members, self.plan.few_shots
+        said = self.answers()
+        alone = {
+            "zero-shot": self.answers(calibrate=False)[:, :, n],
+            "zero-shot calibrated": said[:, :, n],
+            f"{few}-shot": said[:, :, n + 1],
+        }
         if said.shape[2] > n + 2:
             alone[f"public {few}-shot"] = said[:, :, n + 2]
         found = [_score(method, None, answers == self.right) for method, answers in alone.items()]
@@ -136,17 +148,27 @@ class LabelStudy:
             found.append(_score("member", None, members == self.right, size))
         return [*found, *self.votes([self.plan], prior=True)]
 
-    def votes(self, plans: Sequence[EvaluationPlan], study: str = "", *, prior: bool = False) -> list[Score]:
+    def votes(
+        self,
+        plans: Sequence[EvaluationPlan],
+        study: str = "",
+        *,
+        prior: bool = False,
+    ) -> list[Score]:
         """The plain majority of each plan's members and their private vote at each epsilon, perhaps as an ablation.
 
         Private votes are releases by the product's own mechanism, with fresh noise. With ``prior`` a second one has the
         answer without examples, calibrated, as its prior.
         """
-        randomness, found = SecureRandomness(), []
+        randomness = SecureRandomness()
         place: dict[str | None, int] = {label: i for i, label in enumerate(self.labels)} | {None: -1}
-        zero_shot, vote = NoisyVote(self.labels, prior="zero_shot"), NoisyVote(self.labels)
-        votes_with = [zero_shot.prepare({}, {}, [label]) for label in self.labels] + [vote]
+        zero_shot = NoisyVote(self.labels, prior="zero_shot")
+        votes_with = [zero_shot.prepare({}, {}, [label]) for label in self.labels] + [NoisyVote(self.labels)]
         public = self.answers()[:, :, self.plan.members]
+        priors_of = {"vote": np.full_like(public, -1)}
+        if prior:
+            priors_of["vote, prior"] = public
+        found = []
         for plan in plans:
             votes, counts, majority = self.tally(plan.members)
             # A tie of t labels with the right one among them counts 1/t: a release draws among them.
@@ -158,11 +180,16 @@ class LabelStudy:
                 for queries in votes.tolist()
             ]
             plain = np.repeat(majority, self.draws, axis=0)
-            without = {"vote": np.full_like(public, -1)}
-            for method, priors in (without | ({"vote, prior": public} if prior else {})).items():
+            for method, priors in priors_of.items():
                 for epsilon in plan.epsilons:
-                    asked = epsilon, plan.delta, plan.releases, plan.rate, plan.crowd, len(self.labels)
-                    mechanism = self.mechanism or best_vote(*asked)
+                    mechanism = self.mechanism or best_vote(
+                        epsilon,
+                        plan.delta,
+                        plan.releases,
+                        plan.rate,
+                        plan.crowd,
+                        len(self.labels),
+                    )
                     parameter = plan.parameter(epsilon, mechanism)
                     bound = [each.under(mechanism, plan.crowd) for each in votes_with]
                     runs = [[*zip(each, row, strict=True)] for each, row in zip(outputs, priors.tolist(), strict=True)]
@@ -193,7 +220,11 @@ class LabelStudy:
 
 
 def _score(
-    method: str, epsilon: float | None, right: NDArray[Any], facts: dict[str, float] | None = None, study: str = ""
+    method: str,
+    epsilon: float | None,
+    right: NDArray[Any],
+    facts: dict[str, float] | None = None,
+    study: str = "",
 ) -> Score:
     """``right``: (runs, queries), between 0 and 1."""
     runs, queries = right.shape
@@ -203,8 +234,8 @@ def _score(
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
+# Texts by run and query.
 Runs = list[list[str]]
-"""Texts by run and query."""
 
 _WITH_WORDS = PromptTemplate.from_template("Complete the text{suggestions}.\n\n{asked}")
 _NO_NOISE = 1e-9  # of a standard deviation, on a lattice of steps of 2^-16
@@ -219,14 +250,21 @@ class Author:
     """
 
     def __init__(
-        self, model: BaseLanguageModel[Any], sampling: BaseLanguageModel[Any], task: GenerationTask, file: PassFile
+        self,
+        model: BaseLanguageModel[Any],
+        sampling: BaseLanguageModel[Any],
+        task: GenerationTask,
+        file: PassFile,
     ) -> None:
-        self._file, self._shape, stop = file, task.shape, list(task.stop)
+        self._file = file
+        self._shape = task.shape
         prompt = RunnableLambda(task.shape.prompt)
         self._member, self._candidate = (
-            boundary.seal(prompt | each.bind(stop=stop) | StrOutputParser() | str.strip) for each in (model, sampling)
+            boundary.seal(prompt | each.bind(stop=list(task.stop)) | StrOutputParser() | str.strip)
+            for each in (model, sampling)
         )
-        self._from_words = boundary.seal(keywords_to_answer(model.bind(stop=stop), _WITH_WORDS) | str.strip)
+        from_words = keywords_to_answer(model.bind(stop=list(task.stop)), _WITH_WORDS)
+        self._from_words = boundary.seal(from_words | str.strip)
 
     def members(self, prompts: Sequence[Pairs], query: str, sample: int) -> list[str | None]:
         """Return an answer after each of a sample's prompts; None if the model failed twice."""
@@ -243,7 +281,13 @@ class Author:
         member: Runnable[Any, Any] = RunnableLambda(lambda _: asked) | self._from_words
         return str(self._kept(("words", key_of(query), words.ranked, *words), member, [()], query)[0])
 
-    def _kept(self, key: Key, member: Runnable[Any, Any], prompts: Sequence[Pairs], query: str) -> list[str | None]:
+    def _kept(
+        self,
+        key: Key,
+        member: Runnable[Any, Any],
+        prompts: Sequence[Pairs],
+        query: str,
+    ) -> list[str | None]:
         return self._file.answers(key, prompts, lambda some: ask_members(member, some, query))
 
 
@@ -256,7 +300,7 @@ BY_CANDIDATES: dict[str, type[EmbeddingMean[Any]] | type[CandidateVote]] = {
 
 @dataclass(frozen=True)
 class TextStudy:
-    """How good private texts are: aggregates of the texts of a pass against epsilon.
+    """The quality of private texts: aggregates of the texts of a pass against epsilon.
 
     - ``written``: for each query and each sample of owners the model's texts: the members', the one without examples,
       the one after private examples, and perhaps one after public examples. None if the model failed.
@@ -277,7 +321,12 @@ class TextStudy:
     _known: dict[tuple[str, int, int], Embedded[Any]] = field(default_factory=dict, repr=False)
 
     def _score(
-        self, method: str, epsilon: float | None, runs: Runs, facts: dict[str, float] | None = None, study: str = ""
+        self,
+        method: str,
+        epsilon: float | None,
+        runs: Runs,
+        facts: dict[str, float] | None = None,
+        study: str = "",
     ) -> Score:
         values = text_values(runs, [row.references for row in self.queries], self.embeddings)
         return Score(method, epsilon, values, len(runs), len(self.queries), facts or {}, study)
@@ -289,7 +338,12 @@ class TextStudy:
     def prompts(self) -> list[Score]:
         """Single prompts: without examples, with private ones, with public ones; and each member alone."""
         n, few = self.plan.members, self.plan.few_shots
-        places = {"zero-shot": [n], f"{few}-shot": [n + 1], f"public {few}-shot": [n + 2], "member": list(range(n))}
+        places = {
+            "zero-shot": [n],
+            f"{few}-shot": [n + 1],
+            f"public {few}-shot": [n + 2],
+            "member": list(range(n)),
+        }
         return [
             self._score(method, None, [[row[s][i] or "" for row in self.written] for s in self._samples for i in some])
             for method, some in places.items()
@@ -306,18 +360,28 @@ class TextStudy:
         ]
 
     def embedding(
-        self, plan: EvaluationPlan | None = None, count: int = 0, study: str = "", method: str = "embedding"
+        self,
+        plan: EvaluationPlan | None = None,
+        count: int = 0,
+        study: str = "",
+        method: str = "embedding",
     ) -> list[Score]:
         """The nearest of the first ``count`` candidates to the mean, or by vote, without noise and at each epsilon.
 
         0 means all candidates; ``method`` is one of `BY_CANDIDATES`.
         """
-        plan, count = plan or self.plan, count or max(map(len, self.candidates))
-        kind, facts = BY_CANDIDATES[method], {**plan.facts, "candidates": count}
-        plain = self.choose(plan, count, _NO_NOISE if kind is EmbeddingMean else _NO_CHOICE, draws=1, method=method)
+        plan = plan or self.plan
+        count = count or max(map(len, self.candidates))
+        kind = BY_CANDIDATES[method]
+        options = {}
+        without_noise = _NO_CHOICE
+        if kind is EmbeddingMean:
+            options = {"step": 1 / STEPS}
+            without_noise = _NO_NOISE
+        facts = {**plan.facts, "candidates": count}
+        plain = self.choose(plan, count, without_noise, draws=1, method=method)
         found = [self._score(method, None, plain, facts, study)]
         for epsilon in plan.epsilons:
-            options = {"step": 1 / STEPS} if kind is EmbeddingMean else {}
             noise = plan.parameter(epsilon, kind.mechanism, options)
             runs = self.choose(plan, count, noise, draws=self.draws, method=method)
             changed = [text != plain[r // self.draws][i] for r, row in enumerate(runs) for i, text in enumerate(row)]
@@ -326,14 +390,23 @@ class TextStudy:
             found.append(self._score(method, epsilon, runs, noisy, study))
         return found
 
-    def choose(self, plan: EvaluationPlan, count: int, noise: float, *, draws: int, method: str = "embedding") -> Runs:
+    def choose(
+        self,
+        plan: EvaluationPlan,
+        count: int,
+        noise: float,
+        *,
+        draws: int,
+        method: str = "embedding",
+    ) -> Runs:
         """Releases by the product's own mechanism; "" if the members abstain, and if there is no candidate."""
         randomness = SecureRandomness()
 
         def release(query: int, sample: int) -> str:
-            texts, key = list(dict.fromkeys(self.candidates[query][:count])), (method, query, count)
+            texts = list(dict.fromkeys(self.candidates[query][:count]))
             if len(texts) < 2:
                 return "".join(texts)
+            key = (method, query, count)
             if key not in self._known:
                 self._known[key] = BY_CANDIDATES[method](self.embeddings, texts).prepare({}, {})
             aggregator = self._known[key]
@@ -350,11 +423,12 @@ class TextStudy:
         The words of "joint-em" are ranked and the query's own. Those of "ptr" are the set of words that most members
         use; without noise its test of the gap is left out too.
         """
-        plan, randomness, found = self.plan, SecureRandomness(), []
-        words, noise = Keywords.joint_em("query", self.task.k), "eps0"
+        plan = self.plan
+        randomness = SecureRandomness()
+        words = Keywords.joint_em("query", self.task.k)
         if method == "ptr":
             delta0 = default_delta0(plan.delta, plan.rate, plan.releases)
-            words, noise = Keywords.ptr(self.task.keywords, delta0=delta0), "sigma"
+            words = Keywords.ptr(self.task.keywords, delta0=delta0)
 
         def release(query: str, texts: Sequence[str | None], parameter: float) -> ReleasedKeywords | None:
             try:
@@ -370,18 +444,24 @@ class TextStudy:
                 return ReleasedKeywords(sorted(word for word, _ in top[:k]))
             return asked.aggregate(encoded, parameter, randomness)
 
+        found = []
         for epsilon in (None, *plan.epsilons):
-            parameter = _NO_CHOICE if epsilon is None else plan.parameter(epsilon, words.mechanism, words.options)
-            runs, empty = [], 0
+            parameter = _NO_CHOICE
+            facts = dict(plan.facts)
+            if epsilon is not None:
+                parameter = plan.parameter(epsilon, words.mechanism, words.options)
+                facts[MECHANISMS[words.mechanism].parameter] = parameter
+            runs: Runs = []
+            empty = 0
             for s in self._samples:
-                runs.append([""] * len(self.queries))
-                for i, row in enumerate(self.queries):
-                    texts = self.written[i][s]
-                    if released := release(row.input, texts, parameter):
-                        runs[-1][i] = self.author.from_words(released, row.input)
+                run = []
+                for row, samples in zip(self.queries, self.written, strict=True):
+                    if released := release(row.input, samples[s], parameter):
+                        run.append(self.author.from_words(released, row.input))
                     else:
-                        runs[-1][i], empty = texts[plan.members] or "", empty + 1
-            facts = {**plan.facts, "fallback": 100 * empty / len(runs) / len(self.queries)}
-            facts |= {} if epsilon is None else {noise: parameter}
+                        run.append(samples[s][plan.members] or "")
+                        empty += 1
+                runs.append(run)
+            facts["fallback"] = 100 * empty / len(runs) / len(self.queries)
             found.append(self._score(method, epsilon, runs, facts))
         return found

@@ -196,7 +196,12 @@ _SAMSUM_FIGURES = tuple(
     for metric, value in zip(("ROUGE-1", "ROUGE-2", "ROUGE-L"), values, strict=True)
 )
 _MOZO_FIGURE = PaperFigure(
-    "Flemings et al. 2025, abstract", "Gemma 2 2B", "DPS-MOZO", 2.0, "ROUGE-L minus non-private few-shot", -0.3
+    "Flemings et al. 2025, abstract",
+    "Gemma 2 2B",
+    "DPS-MOZO",
+    2.0,
+    "ROUGE-L minus non-private few-shot",
+    -0.3,
 )
 
 _ALL: tuple[Task, ...] = (
