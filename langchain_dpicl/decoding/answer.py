@@ -77,7 +77,12 @@ def candidates(zero_shot: Logits, top_k: int, barred: Collection[int] = ()) -> I
     return np.asarray(np.union1d(above, equal), np.int64)
 
 
-def possible(model: LogitsModel, settings: Settings, released: Sequence[int], zero_shot: Logits) -> IntArray:
+def possible(
+    model: LogitsModel,
+    settings: Settings,
+    released: Sequence[int],
+    zero_shot: Logits,
+) -> IntArray:
     """The candidates of the next token: before ``min_tokens`` none that ends the answer.
 
     Public: it reads the zero-shot logits, the released tokens and the settings alone.
@@ -113,7 +118,12 @@ def mixing_weights(difference: FloatArray, bound: float, cap: float) -> FloatArr
 
 
 def clipped_terms(
-    one_shot: FloatArray, zero_shot: FloatArray, *, bound: float, temperature: float, cap: float
+    one_shot: FloatArray,
+    zero_shot: FloatArray,
+    *,
+    bound: float,
+    temperature: float,
+    cap: float,
 ) -> IntArray:
     """One term a row, in whole steps: least entry 0, largest at most floor(bound / STEP), for any input at all.
 
@@ -208,7 +218,12 @@ class PrivateAnswer:
         found = [self._rows.logits(filled[i * width : (i + 1) * width], released) for i in range(calls)]
         one_shot = np.concatenate([logits[1:] for logits in found])[: len(sample)]
         settings = self.settings
-        terms = partial(clipped_terms, bound=self.bound, temperature=settings.temperature, cap=settings.cap)
+        terms = partial(
+            clipped_terms,
+            bound=self.bound,
+            temperature=settings.temperature,
+            cap=settings.cap,
+        )
         return choose(self.model, settings, released, found[0][0], one_shot, terms, self.randomness)
 
     def close(self) -> None:

@@ -30,14 +30,16 @@ def document_template(input_key: str, question_key: str, instruction: str = "") 
 
 
 def logits_of(choice: ModelChoice, folder: Path = Path(), end: Sequence[str] = ()) -> LogitsModel:
-    """The model that writes from documents: an embedded one, one in a file or folder, or on a server."""
+    """Return the model that writes from documents: an embedded one, one in a file or folder, or on a server."""
     if isinstance(choice.url, str):
         return ServerLogits(choice.url, choice.name or "default", end, api_key=choice.key)
-    return TransformersLogits(choice.name or DEFAULT_MODEL if choice.is_embedded else folder / str(choice.name))
+    if choice.is_embedded:
+        return TransformersLogits(choice.name or DEFAULT_MODEL)
+    return TransformersLogits(folder / str(choice.name))
 
 
 class Documents:
-    """Which documents a model reads beside a question of ``question_tokens`` and an answer of ``tokens``.
+    """The documents that a model reads beside a question of ``question_tokens`` and an answer of ``tokens``.
 
     One that it does not read, for its length or as no Unicode, has no part in any answer: its own text alone decides.
     ``longest`` is the longest document that fits, of about ``most_tokens`` tokens. Both are public. `InvalidParameter`
@@ -45,7 +47,12 @@ class Documents:
     """
 
     def __init__(
-        self, model: LogitsModel, template: DemonstrationTemplate, input_key: str, question_tokens: int, tokens: int
+        self,
+        model: LogitsModel,
+        template: DemonstrationTemplate,
+        input_key: str,
+        question_tokens: int,
+        tokens: int,
     ) -> None:
         self._model, self._template, self._tokens = model, template, tokens
         self._beside = template.ask(dict.fromkeys(template.query_keys, _WORD * question_tokens))
@@ -57,13 +64,17 @@ class Documents:
             return reads(model, text(length), self._beside, tokens)
 
         if not fits(1):
-            bound = "so few that the model reads such a question, a document and an answer together"
-            raise InvalidParameter("question_tokens", question_tokens, bound)
+            raise InvalidParameter(
+                "question_tokens",
+                question_tokens,
+                "so few that the model reads such a question, a document and an answer together",
+            )
         letters = _last(fits)
-        self.longest, self.most_tokens = text(letters), letters // len(_WORD)
+        self.longest = text(letters)
+        self.most_tokens = letters // len(_WORD)
 
     def fits(self, document: Mapping[str, Any]) -> bool:
-        """Whether the model reads a document. Private."""
+        """Return whether the model reads a document. Private."""
 
         def shown() -> bool:
             return reads(self._model, self._template.show(document), self._beside, self._tokens)
@@ -73,7 +84,7 @@ class Documents:
 
 @dataclass(frozen=True, repr=False)
 class DocumentReport:
-    """How many documents a store holds, and how many of them have no part in answers.
+    """The number of documents in a store, and of those that have no part in answers.
 
     PRIVATE: exact counts, for the operator who may see the records.
 
@@ -104,11 +115,15 @@ def report_on(store: PrivateStore, documents: Documents) -> DocumentReport:
 
 
 def _last(fits: Callable[[int], bool]) -> int:
-    """The largest number that fits; 1 does."""
-    low, high = 1, 2
+    """Return the largest number that fits; 1 does."""
+    high = 2
     while high < _LONGEST and fits(high):
-        low, high = high, 2 * high
+        high *= 2
+    low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
     return low

@@ -1,4 +1,4 @@
-"""Who takes part in an answer's tokens, and with which exemplar: a fresh Poisson sample for each of them."""
+"""The owners who take part in an answer's tokens, each with one exemplar: a fresh Poisson sample for each token."""
 
 from __future__ import annotations
 
@@ -40,7 +40,11 @@ class Exemplars:
     """
 
     def __init__(
-        self, selector: PoissonExampleSelector, model: LogitsModel, template: DemonstrationTemplate, tokens: int
+        self,
+        selector: PoissonExampleSelector,
+        model: LogitsModel,
+        template: DemonstrationTemplate,
+        tokens: int,
     ) -> None:
         self._selector, self._model, self._tokens = selector, model, tokens
         self.store, self.template = selector.store, template
@@ -62,9 +66,16 @@ class Exemplars:
 
     def asked(self, input: object) -> tuple[Mapping[str, Any], str]:
         """A request's values and its shared text, checked: it has what the template names, and fits the context."""
-        near, names = self._selector.nearest_to, self.template.query_keys
-        text = dict.fromkeys([self.store.input_key, *([near] if near else ()), *(names if len(names) == 1 else ())])
-        values = dict.fromkeys(text, input) if isinstance(input, str) else input
+        near = self._selector.nearest_to
+        names = self.template.query_keys
+        values = input
+        if isinstance(input, str):
+            keys = [self.store.input_key]
+            if near:
+                keys.append(near)
+            if len(names) == 1:
+                keys.extend(names)
+            values = dict.fromkeys(keys, input)
         if not isinstance(values, Mapping):
             raise InvalidParameter("input", type(input).__name__, "a string, or a mapping of names to values")
         shared = self.template.ask(values)
@@ -72,8 +83,11 @@ class Exemplars:
             values = {near: values[names[0]], **values}
         self._selector.check_query(values)
         if not reads(self._model, self.longest, shared, self._tokens):
-            bound = f"a query in Unicode that leaves room for {self._tokens} tokens and a demonstration"
-            raise InvalidParameter("input", f"{len(shared)} characters", bound)
+            raise InvalidParameter(
+                "input",
+                f"{len(shared)} characters",
+                f"a query in Unicode that leaves room for {self._tokens} tokens and a demonstration",
+            )
         return values, shared
 
     def draw(
@@ -101,18 +115,31 @@ class Exemplars:
             return Draw((), [()] * steps)
         sought = self._selector.sought(query)
         with self.store.reading() as view:
-            among = sought.eligible(view) if among is None else among
+            if among is None:
+                among = sought.eligible(view)
             rows = [_one_row_each(view, among, sought, rate, randomness) for _ in range(steps)]
             distinct = np.unique(np.concatenate(rows))
-            exemplars, ids = view.read(distinct), view.ids_of(distinct)
+            exemplars = view.read(distinct)
+            ids = view.ids_of(distinct)
         # An error of one owner must not fail the others' answer.
-        found = zip(distinct.tolist(), ids, [attempt(shown, exemplar) for exemplar in exemplars], strict=True)
+        found = zip(
+            distinct.tolist(),
+            ids,
+            [attempt(shown, exemplar) for exemplar in exemplars],
+            strict=True,
+        )
         usable = {row: Demonstration((self, i), text) for row, i, text in found if text is not None}
         place = {row: position for position, row in enumerate(usable)}
         return Draw(list(usable.values()), [[place[row] for row in step.tolist() if row in place] for step in rows])
 
 
-def _one_row_each(view: StoreView, among: Numbers, sought: Sought, rate: float, randomness: Randomness) -> IntArray:
+def _one_row_each(
+    view: StoreView,
+    among: Numbers,
+    sought: Sought,
+    rate: float,
+    randomness: Randomness,
+) -> IntArray:
     """One exemplar's row for each owner of a fresh sample of these: the nearest that passes, else a random one."""
     owners = among[randomness.coin_positions(len(among), rate)]
     rows, owner, far = sought.rows(view, owners)
@@ -133,7 +160,8 @@ def slots_for(shots: float, rate: float, owners: int | None = None) -> int:
     call), as only then it differs from a release that always shows one call a token. P is at most 2^-40 times the
     number of tokens.
     """
-    owners = max(1, round(shots / rate)) if owners is None else owners
+    if owners is None:
+        owners = max(1, round(shots / rate))
     slots = min(owners, max(1, int(rate * owners)))
     while slots < owners and bdtrc(slots, owners, min(1.0, rate)) >= 2.0**-40:
         slots += 1

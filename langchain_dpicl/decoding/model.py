@@ -1,4 +1,4 @@
-"""What a sampler asks of a language model: next-token logits for many (demonstration, shared text) prompts at once.
+"""The language model of a sampler: next-token logits for many (demonstration, shared text) prompts at once.
 
 The shared text is public, the demonstrations are private. A demonstration comes first in its prompt, so that a model's
 state of it serves every later query.
@@ -54,12 +54,17 @@ class DemonstrationTemplate:
             try:
                 layout.format_map(dict.fromkeys(_names(layout), ""))
             except Exception:
-                bound = "a format string with the plain names of keys in braces"
-                raise InvalidParameter(f"template.{name}", layout, bound) from None
+                raise InvalidParameter(
+                    f"template.{name}", layout, "a format string with the plain names of keys in braces"
+                ) from None
 
     @classmethod
     def of(
-        cls, store: PrivateStore, *, input_name: str | None = None, output_name: str | None = None
+        cls,
+        store: PrivateStore,
+        *,
+        input_name: str | None = None,
+        output_name: str | None = None,
     ) -> DemonstrationTemplate:
         """One ``Name: value`` line for a store's input and one for its output, which the model continues.
 
@@ -156,19 +161,25 @@ class LogitsModel(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
 
     @property
     def end_tokens(self) -> frozenset[int]:
         """The tokens that end an answer."""
 
     def fits(self, demonstration: str, shared: str, tokens: int) -> bool:
-        """Whether demonstration, shared text and that many tokens fit the context. Depends on nothing else."""
+        """Return whether demonstration, shared text and that many tokens fit the context. Depends on nothing else."""
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of some tokens, without the end tokens."""
 
-    def session(self, shared: str, demonstrations: Sequence[Demonstration], *, steps: int) -> LogitsSession:
+    def session(
+        self,
+        shared: str,
+        demonstrations: Sequence[Demonstration],
+        *,
+        steps: int,
+    ) -> LogitsSession:
         """Open an answer of at most ``steps`` tokens."""
 
     def forget(self, keys: Iterable[Hashable]) -> None:
@@ -191,14 +202,19 @@ def attempt(function: Callable[..., T], *arguments: object) -> T | None:
 
 
 def reads(model: LogitsModel, demonstration: str, shared: str, tokens: int) -> bool:
-    """Whether the model reads both, and an answer of so many tokens. None reads half of a surrogate pair."""
+    """Return whether the model reads both, and an answer of so many tokens. None reads half of a surrogate pair."""
     with contextlib.suppress(UnicodeEncodeError):
         (demonstration + shared).encode()
         return model.fits(demonstration, shared, tokens)
     return False
 
 
-def read_rows(model: LogitsModel, session: LogitsSession, rows: Sequence[int], released: Sequence[int]) -> Logits:
+def read_rows(
+    model: LogitsModel,
+    session: LogitsSession,
+    rows: Sequence[int],
+    released: Sequence[int],
+) -> Logits:
     """A session's logits. Raises ValueError if they have another shape than the model must give."""
     found: Any = np.asarray(session.logits(list(rows), list(released)))
     if found.shape != (1 + len(rows), model.vocabulary):
@@ -220,9 +236,16 @@ class Rows:
     time.
     """
 
-    def __init__(self, model: LogitsModel, shared: str, demonstrations: Sequence[Demonstration], steps: int) -> None:
+    def __init__(
+        self,
+        model: LogitsModel,
+        shared: str,
+        demonstrations: Sequence[Demonstration],
+        steps: int,
+    ) -> None:
         self._demonstrations = demonstrations
-        self._open, self._read = partial(model.session, shared, steps=steps), partial(read_rows, model)
+        self._open = partial(model.session, shared, steps=steps)
+        self._read = partial(read_rows, model)
         self._whole = attempt(self._open, demonstrations)
         self._apart: dict[tuple[int, ...], LogitsSession] = {}  # a session for each row, and one for zero-shot
 

@@ -120,23 +120,27 @@ class DPSampler(TokenRelease):
         if selector.max_calls is not None:
             raise InvalidParameter("max_calls", selector.max_calls, "None for a DPSampler: nobody is displaced there")
         if budget.tickets and not selector.gated:
-            bound = "given if owners pay with tickets (-1 makes every owner eligible), or a filter"
-            raise InvalidParameter("threshold", None, bound)
+            raise InvalidParameter(
+                "threshold", None, "given if owners pay with tickets (-1 makes every owner eligible), or a filter"
+            )
         if selector.rate is None:
             raise InvalidParameter("rate", None, "given for a DPSampler, or shots: a plan chooses rates of votes alone")
-        if template is not None and not isinstance(template, DemonstrationTemplate):
+        if template is None:
+            template = DemonstrationTemplate.of(selector.store)
+        elif not isinstance(template, DemonstrationTemplate):
             raise InvalidParameter("template", type(template).__name__, "a DemonstrationTemplate")
-        template = DemonstrationTemplate.of(selector.store) if template is None else template
-        stop = (template.ending or ()) if stop is None else stop
-        stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Sequence) else (None,)
-        if not all(isinstance(text, str) and text for text in stops):
+        if stop is None:
+            stop = template.ending or ()
+        stops = (stop,) if isinstance(stop, str) else stop
+        if not isinstance(stops, Sequence) or not all(isinstance(text, str) and text for text in stops):
             raise InvalidParameter("stop", stop, "non-empty texts")
         kappa = selector.expected_owners if shots is None else shots  # never the store's owners: one changes them
         if kappa is None:
             raise InvalidParameter("shots", None, "given if the selector has a rate: how many owners a sample has")
-        slots = None if slots is None else checks.whole("slots", slots)
-        if slots is not None and not pad:
-            raise InvalidParameter("slots", slots, "None if pad is False")
+        if slots is not None:
+            slots = checks.whole("slots", slots)
+            if not pad:
+                raise InvalidParameter("slots", slots, "None if pad is False")
         self.settings = Settings(
             max_tokens=checks.whole("max_tokens", max_tokens),
             min_tokens=checks.whole("min_tokens", min_tokens, at_least=0, at_most=max_tokens),
@@ -146,14 +150,23 @@ class DPSampler(TokenRelease):
             cap=checks.real("cap", cap, at_least=0.0, at_most=100.0),
             stop=tuple(map(str, stops)),
         )
-        self.model, self.selector, self.budget, self.template = model, selector, budget, template
+        self.model = model
+        self.selector = selector
+        self.budget = budget
+        self.template = template
         self.query_key = selector.nearest_to or selector.store.input_key  # a string goes in under this key
-        self.units, self.pad, self.slots = self.settings.max_tokens, bool(pad), slots
-        self.line_name, self.return_receipt, self.name = line, bool(return_receipt), "DPSampler"
-        self._randomness, self._doubts = SecureRandomness(), Doubts()
+        self.units = self.settings.max_tokens
+        self.pad = bool(pad)
+        self.slots = slots
+        self.line_name = line
+        self.return_receipt = bool(return_receipt)
+        self.name = "DPSampler"
+        self._randomness = SecureRandomness()
+        self._doubts = Doubts()
         self.exemplars = Exemplars(selector, model, template, self.units)
         self._variant = f"decoding model={model.name!r} demonstration={template.demonstration!r} {self.settings!r}"
-        self._variant += "" if selector.threshold is None else f" threshold={selector.threshold!r}"
+        if selector.threshold is not None:
+            self._variant += f" threshold={selector.threshold!r}"
         if selector.search_query is not None:
             copies = Pristine(boundary.seal(selector.search_query))
             self.search = PublicChain(copies, 1, limit(copies, "auto", 1, is_public=True))
@@ -196,8 +209,9 @@ class DPSampler(TokenRelease):
         if not isinstance(selector, PoissonExampleSelector):
             raise InvalidParameter("selector", type(selector).__name__, "a PoissonExampleSelector")
         if selector.nearest_to is None:
-            bound = "given, or a threshold: which documents a question is answered from"
-            raise InvalidParameter("nearest_to", None, bound)
+            raise InvalidParameter(
+                "nearest_to", None, "given, or a threshold: which documents a question is answered from"
+            )
         input_key = selector.store.input_key
         template = document_template(input_key, selector.nearest_to, instruction)
         made = cls(model, selector, budget, template=template, **settings)
@@ -205,12 +219,16 @@ class DPSampler(TokenRelease):
         made.exemplars.longest = made._documents.longest
         if notes.shown():
             found = made.document_report()
-            words = "%d of %d documents are longer than about %d tokens, or no Unicode, and have no part in answers"
-            notes.log.warning(words, found.left_out, found.documents, found.most_tokens)
+            notes.log.warning(
+                "%d of %d documents are longer than about %d tokens, or no Unicode, and have no part in answers",
+                found.left_out,
+                found.documents,
+                found.most_tokens,
+            )
         return made
 
     def document_report(self) -> DocumentReport:
-        """How many documents of the store are left out since the model does not read them. Reads all of them.
+        """Count the documents of the store that are left out since the model does not read them. Reads all of them.
 
         PRIVATE: for the operator. Raises `InvalidParameter` for a sampler that `over_documents` has not made.
         """
@@ -231,7 +249,12 @@ class DPSampler(TokenRelease):
         """One answer. A cancelled call keeps its charge."""
         return await self._acall_with_config(lambda values: arun(self._answered(values)), input, config)
 
-    def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+    def stream(
+        self,
+        input: Input,
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> Iterator[Any]:
         """The answer's text as its tokens are drawn; with ``return_receipt`` mappings, the receipt last.
 
         A reader who stops early leaves spent what was charged.
@@ -243,7 +266,12 @@ class DPSampler(TokenRelease):
 
         yield from self._transform_stream_with_config(iter([input]), pieces, config)
 
-    async def astream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+    async def astream(
+        self,
+        input: Input,
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[Any]:
         """`stream`, asynchronously."""
 
         async def one() -> AsyncIterator[Input]:
@@ -270,7 +298,12 @@ class DPSampler(TokenRelease):
         return AddableDict(answer=made) if isinstance(made, str) else AddableDict(receipt=made)
 
     def batch(
-        self, inputs: list[Input], config: Configs = None, *, return_exceptions: bool = False, **kwargs: Any
+        self,
+        inputs: list[Input],
+        config: Configs = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
     ) -> list[Any]:
         """An answer for each input, each charged on its own when it begins; all are checked before the first charge.
 
@@ -284,7 +317,12 @@ class DPSampler(TokenRelease):
         return run(self._batch(inputs, config, return_exceptions))
 
     async def abatch(
-        self, inputs: list[Input], config: Configs = None, *, return_exceptions: bool = False, **kwargs: Any
+        self,
+        inputs: list[Input],
+        config: Configs = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
     ) -> list[Any]:
         """`batch`, asynchronously. A cancelled batch keeps the charges of the answers that have begun."""
         return await arun(self._batch(inputs, config, return_exceptions))
@@ -301,12 +339,14 @@ class DPSampler(TokenRelease):
 
         if not inputs:
             return []
-        for value in () if return_exceptions else inputs:  # each is checked again when its turn comes
-            request = checked(self, value)
-            known = self.calls_public(request) and request.line.replayed([request.id], request.principal)
-            if known == [None] and request.line.remaining(request.principal):
-                yield from self.prepare(request)
-        configs, failed = get_config_list(config, len(inputs)), list[Exception]()
+        if not return_exceptions:
+            for value in inputs:  # each is checked again when its turn comes
+                request = checked(self, value)
+                known = self.calls_public(request) and request.line.replayed([request.id], request.principal)
+                if known == [None] and request.line.remaining(request.principal):
+                    yield from self.prepare(request)
+        failed: list[Exception] = []
+        configs = get_config_list(config, len(inputs))
         found = yield together(list(map(one, inputs, configs)), configs[0].get("max_concurrency") or AT_ONCE)
         answers = [answer for (answer,) in found]
         if return_exceptions or not failed:

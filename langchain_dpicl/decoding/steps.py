@@ -1,4 +1,4 @@
-"""What an answer of tokens does in each step of its transaction."""
+"""The steps of the transaction of an answer of tokens."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TokenRelease(AnyRelease):
     settings: Settings
     exemplars: Exemplars
     search: PublicChain | None = None
-    """What makes the text that exemplars are near to, if the selector has a ``search_query``."""
+    """The chain that makes the text that exemplars are near to, if the selector has a ``search_query``."""
     pad: bool
     slots: int | None
     _variant: str
@@ -65,8 +65,10 @@ class TokenRelease(AnyRelease):
         """The shared text, and the line of the plan."""
         values, shared = self.exemplars.asked(values)
         content: dict[str, Any] = {"prompt": shared}
-        content |= {"job": self.job} if self.job else {}
-        content |= {} if self.selector.nearest_to is None else {"asked": values}
+        if self.job:
+            content["job"] = self.job
+        if self.selector.nearest_to is not None:
+            content["asked"] = values
         line = self.line()
         if line.tickets is not None and self.units > line.count:
             raise InvalidParameter("max_tokens", self.units, f"at most {line.count}, the tickets that every owner has")
@@ -75,31 +77,38 @@ class TokenRelease(AnyRelease):
         return request
 
     def calls_public(self, request: Request) -> bool:
-        """Whether exemplars are looked for near to the query, or the model is asked a public question."""
+        """Return whether exemplars are looked for near to the query, or the model is asked a public question."""
         return self.selector.nearest_to is not None or self._doubtful(request)
 
     def _doubtful(self, request: Request) -> bool:
-        """Whether the model has not answered this caller, or failed since."""
+        """Return whether the model has not answered this caller, or failed since."""
         doubt = self._doubts.of(request.caller)
         return doubt.never_answered or doubt.suspected
 
     def prepare(self, request: Request) -> Flow[Sought]:
-        """What exemplars have to be near to, and to pass. Ask the model a public question if there is doubt."""
-        values, near = request.asked, self.selector.nearest_to
-        text = None if near is None else values[near]
+        """Return the vector and the rules that choose exemplars. Ask the model a public question if there is doubt."""
+        values = request.asked
+        text = None
+        if self.selector.nearest_to is not None:
+            text = values[self.selector.nearest_to]
         if self.search is not None:
             chain, _, timeout = self.search
-            asked = [(values, Examples(()))]
-            (made,) = yield boundary.private_calls(chain, asked, max_concurrency=1, timeout=timeout)
+            (made,) = yield boundary.private_calls(
+                chain,
+                [(values, Examples(()))],
+                max_concurrency=1,
+                timeout=timeout,
+            )
             text = text_searched(made)
         query = yield from self.looked_for(request, text)
         if not self._doubtful(request):
             return query
         failure = yield from self.ask_model(values)
         if failure is not None:
-            kind = f"{failure.__module__}.{failure.__qualname__}"
-            said = f"the model gives no logits for the query without demonstrations ({kind}); nothing was charged"
-            raise ModelUnavailable(said)
+            raise ModelUnavailable(
+                "the model gives no logits for the query without demonstrations "
+                f"({failure.__module__}.{failure.__qualname__}); nothing was charged"
+            )
         self._doubts.of(request.caller).judge(answered=True)
         return query
 
@@ -107,8 +116,8 @@ class TokenRelease(AnyRelease):
         yield from ()
 
         def probe() -> None:
-            shared = self.template.ask(self.exemplars.asked("ready?")[0] if values is None else values)
-            with contextlib.closing(self.model.session(shared, [], steps=1)) as session:
+            asked = self.exemplars.asked("ready?")[0] if values is None else values
+            with contextlib.closing(self.model.session(self.template.ask(asked), [], steps=1)) as session:
                 read_rows(self.model, session, [], [])
 
         try:
@@ -124,29 +133,46 @@ class TokenRelease(AnyRelease):
     def work(self, charged: Charged) -> Flow[Writer]:
         """Draw the answer, and hand its text out as it becomes certain."""
         assert isinstance(charged.entry, Charge)
-        line, ready, paid = charged.request.line, charged.ready, charged.participants
-        return self._written(charged.request, charged.entry.units, line.rate, ready, paid)
+        return self._written(
+            charged.request,
+            charged.entry.units,
+            charged.request.line.rate,
+            query=charged.ready,
+            among=charged.participants,
+        )
 
     def _written(
-        self, request: Request, units: int, rate: float | None, query: Any = None, among: Numbers | None = None
+        self,
+        request: Request,
+        units: int,
+        rate: float | None,
+        query: Any = None,
+        among: Numbers | None = None,
     ) -> Flow[Writer]:
         """An answer of up to so many tokens; without a rate the public one, in which no owner takes part."""
-        line, shown, source = request.line, self.exemplars, self._randomness
-        padding, slots = shown.padding, self.slots_of(line)
-        private = PrivateAnswer(self.model, self.settings, line.parameter, source, slots, padding)
+        private = PrivateAnswer(
+            self.model,
+            self.settings,
+            request.line.parameter,
+            self._randomness,
+            self.slots_of(request.line),
+            self.exemplars.padding,
+        )
         try:
-            draw = partial(shown.draw, source, rate, query=query, among=among)
+            draw = partial(self.exemplars.draw, self._randomness, rate, query=query, among=among)
             return (yield from private.written(self.template.ask(request.asked), units, draw))
         finally:
-            attempt(boundary.in_private, shown.release, private.drawn.demonstrations)
+            attempt(boundary.in_private, self.exemplars.release, private.drawn.demonstrations)
 
     def kept(self, charged: Charged, release: Writer) -> tuple[str, str | None, int]:
         """The text, and the tokens that were never sampled."""
         assert isinstance(charged.entry, Charge)
-        units, text = charged.entry.units, json.dumps(release.text)
+        units = charged.entry.units
+        text = json.dumps(release.text)
         if units < self.settings.max_tokens and not release.ended:
-            logger = logging.getLogger("langchain_dpicl.decoding")
-            logger.warning("the budget's tokens are spent: an answer ends after %d tokens", units)
+            logging.getLogger("langchain_dpicl.decoding").warning(
+                "the budget's tokens are spent: an answer ends after %d tokens", units
+            )
             return CUT, text, 0
         return RELEASED, text, units - len(release.tokens)
 

@@ -82,7 +82,9 @@ class Demonstrations(list[dict[str, Any]]):
             lines, rest = from_lines(path.read_bytes())
         except OSError as error:
             raise InvalidRecords(f"{path.name!r} cannot be read: {error.strerror}") from None
-        for number, line in enumerate([*lines, {}] if rest else lines, start=1):
+        if rest:
+            lines.append({})
+        for number, line in enumerate(lines, start=1):
             if not isinstance(line.get(RECEIPT), dict):
                 raise InvalidRecords(f"line {number} of {path.name!r} is not a demonstration with its receipt")
         return cls.of(lines)
@@ -90,8 +92,11 @@ class Demonstrations(list[dict[str, Any]]):
     @classmethod
     def of(cls, lines: Sequence[dict[str, Any]], unanswered: Iterable[Any] = ()) -> Demonstrations:
         """From the lines of a file: each a pair with its receipt."""
-        pairs = [{name: value for name, value in line.items() if name != RECEIPT} for line in lines]
-        return cls(pairs, [line[RECEIPT] for line in lines], unanswered)
+        return cls(
+            pairs=[{name: value for name, value in line.items() if name != RECEIPT} for line in lines],
+            receipts=[line[RECEIPT] for line in lines],
+            unanswered=unanswered,
+        )
 
 
 def to_line(content: dict[str, Any]) -> bytes:
@@ -111,7 +116,9 @@ def from_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
     *whole, last = content.split(b"\n")
     lines = [parsed(line) for line in whole if line.strip()]
     rest = parsed(last)
-    return ([*lines, rest], 0) if rest else (lines, len(last))
+    if rest:
+        return [*lines, rest], 0
+    return lines, len(last)
 
 
 class JobFile(LineFile):
@@ -214,14 +221,17 @@ def synthesize_demonstrations(
     if not isinstance(sampler, DPSampler):
         raise InvalidParameter("sampler", type(sampler).__name__, "a DPSampler")
     key = sampler.store.output_key or "output"
-    asked, budget, template = _checked(sampler, public_inputs, key), sampler.budget, sampler.template
+    asked = _checked(sampler, public_inputs, key)
+    budget = sampler.budget
+    template = sampler.template
     request = {
         "budget": budget.name,
         "principal": acting_principal() if budget.scope == "per_principal" else None,
         "template": [template.demonstration, template.query],
         "output": key,
     }
-    request |= {"rules": rules.named(acting_principal())} if (rules := sampler.selector.rules) else {}
+    if sampler.selector.rules:
+        request["rules"] = sampler.selector.rules.named(acting_principal())
     digest = str(sampler.line().query_id(request, sampler._variant, acting_principal()))
     path = None if output is None else Path(output).expanduser().resolve()
     first = [*template.query_keys, key][0]
@@ -233,7 +243,8 @@ def synthesize_demonstrations(
             except InvalidParameter:
                 raise file.refused("a file whose every line has the keys that the template's query names") from None
         writer = copy.copy(sampler)
-        writer.for_job, writer.job = True, "" if file is None else secrets.token_hex(16)
+        writer.for_job = True
+        writer.job = "" if file is None else secrets.token_hex(16)
         sampler.store.remember_release(f"demonstrations, on the budget {budget.name!r}")
         for shared, (kept, given) in asked.items():
             if shared in lines:
@@ -253,8 +264,11 @@ def synthesize_demonstrations(
         sampler.line().check(1, acting_principal())
     unanswered = [given for shared, (_, given) in asked.items() if shared not in lines]
     if unanswered:
-        said = f"the budget's tokens are spent: {len(unanswered)} of {len(asked)} inputs stay unanswered"
-        warnings.warn(said, PrivacyWarning, stacklevel=2)
+        warnings.warn(
+            f"the budget's tokens are spent: {len(unanswered)} of {len(asked)} inputs stay unanswered",
+            PrivacyWarning,
+            stacklevel=2,
+        )
     return Demonstrations.of(answered, unanswered)
 
 
@@ -265,12 +279,16 @@ def _checked(sampler: DPSampler, public_inputs: object, output_key: str) -> dict
     """
     if isinstance(public_inputs, (str, bytes, Mapping)) or not isinstance(public_inputs, Iterable):
         raise InvalidParameter("public_inputs", type(public_inputs).__name__, "a list of texts or mappings")
-    inputs, names = list(public_inputs), sampler.template.query_keys
+    inputs = list(public_inputs)
+    names = sampler.template.query_keys
     if not inputs:
         raise InvalidParameter("public_inputs", inputs, "at least one input")
     if clash := {output_key, RECEIPT} & set(names) or {RECEIPT} & {output_key}:
-        bound = "other keys for inputs and output, which a line of the file holds beside the receipt"
-        raise InvalidParameter("template", clash.pop(), bound)
+        raise InvalidParameter(
+            "template",
+            clash.pop(),
+            "other keys for inputs and output, which a line of the file holds beside the receipt",
+        )
     asked: dict[str, tuple[dict[str, Any], Input]] = {}
     for position, each in enumerate(inputs):
         try:
@@ -284,7 +302,8 @@ def _checked(sampler: DPSampler, public_inputs: object, output_key: str) -> dict
         except InvalidParameter as error:
             raise InvalidParameter(f"public_inputs[{position}]", error.value, error.bound) from None
         except ValueError:
-            bound = "texts and numbers, which a line of JSON can hold"
-            raise InvalidParameter(f"public_inputs[{position}]", "(not shown)", bound) from None
+            raise InvalidParameter(
+                f"public_inputs[{position}]", "(not shown)", "texts and numbers, which a line of JSON can hold"
+            ) from None
         asked.setdefault(shared, (kept, each))
     return asked

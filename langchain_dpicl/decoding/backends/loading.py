@@ -76,15 +76,19 @@ def _from_gguf(path: Path, dtype: Any) -> tuple[Any, Any]:
         config = library.AutoConfig.for_model(**read(str(path))["config"])
         with torch.device("meta"):  # names and shapes alone: nothing is allocated
             shape = library.AutoModelForCausalLM.from_config(config)
-        weights = read(str(path), return_tensors=True, model_to_load=shape, torch_dtype=dtype)["tensors"]
+        weights = read(
+            str(path),
+            return_tensors=True,
+            model_to_load=shape,
+            torch_dtype=dtype,
+        )["tensors"]
     finally:
         gguf.GGUFReader = usual  # type: ignore[misc]
     model = type(shape).from_pretrained(None, config=config, state_dict=weights, dtype=dtype)
     # The generic class reads all that it needs from the file; AutoTokenizer would parse it once more for a name.
-    tokenizer = library.PreTrainedTokenizerFast.from_pretrained(
+    return model, library.PreTrainedTokenizerFast.from_pretrained(
         str(path.parent), gguf_file=path.name, local_files_only=True
     )
-    return model, tokenizer
 
 
 def pack(model: Any) -> None:

@@ -103,7 +103,8 @@ class ServerLogits(NotCopied):
             if not size:
                 raise InvalidParameter(name, None, "a number, as this server does not say it")
         self.name = f"server:{model}:{self.vocabulary}"
-        plain, with_first = self.tokens("a"), self.tokens("a", special=True)
+        plain = self.tokens("a")
+        with_first = self.tokens("a", special=True)
         self.first = with_first[: -len(plain)] if with_first[-len(plain) :] == plain else []
         for text in end_tokens:
             if len(tokens := self.tokens(text)) != 1:
@@ -123,7 +124,7 @@ class ServerLogits(NotCopied):
             )
 
     def fits(self, demonstration: str, shared: str, tokens: int) -> bool:
-        """Whether a prompt with so many tokens of answer stays within the server's context."""
+        """Return whether a prompt with so many tokens of answer stays within the server's context."""
         used = len(self.first) + len(self.tokens(demonstration)) + len(self.tokens(shared)) + tokens
         return used <= self._context
 
@@ -138,7 +139,13 @@ class ServerLogits(NotCopied):
             raise ModelUnavailable("the server's /detokenize returns no text")
         return text
 
-    def session(self, shared: str, demonstrations: Sequence[Demonstration], *, steps: int) -> _ServerSession:
+    def session(
+        self,
+        shared: str,
+        demonstrations: Sequence[Demonstration],
+        *,
+        steps: int,
+    ) -> _ServerSession:
         """Open an answer: the demonstrations are tokenised when a step first needs them."""
         if not self.fits("", shared, steps):
             raise InvalidParameter("steps", steps, f"with the shared text at most {self._context} tokens of context")
@@ -187,7 +194,12 @@ class ServerLogits(NotCopied):
         status: Any = "no answer"
         try:
             with httpx.Client(trust_env=False, timeout=self._timeout) as client:  # no proxy sees a prompt
-                answer = client.request(method, url, json=request, headers={"Authorization": f"Bearer {self._key}"})
+                answer = client.request(
+                    method,
+                    url,
+                    json=request,
+                    headers={"Authorization": f"Bearer {self._key}"},
+                )
             status = answer.status_code
             if answer.is_success and isinstance(made := answer.json(), dict):
                 return made
@@ -202,8 +214,15 @@ class ServerLogits(NotCopied):
 class _ServerSession(NotCopied):
     """One answer. Holds the tokens of its demonstrations until it is closed."""
 
-    def __init__(self, server: ServerLogits, shared: list[int], demonstrations: Sequence[Demonstration]) -> None:
-        self._server, self._shared, self._demonstrations = server, shared, tuple(demonstrations)
+    def __init__(
+        self,
+        server: ServerLogits,
+        shared: list[int],
+        demonstrations: Sequence[Demonstration],
+    ) -> None:
+        self._server = server
+        self._shared = shared
+        self._demonstrations = tuple(demonstrations)
         self._tokens: dict[int, list[int]] = {}
 
     def logits(self, rows: Sequence[int], released: Sequence[int]) -> Logits:
@@ -221,7 +240,8 @@ class _ServerSession(NotCopied):
             one = attempt(one_shot, row)
             if one is None:
                 self._server.row(rest)  # raises if the server is down or still busy
-            found.append(np.full_like(zero_shot, np.nan) if one is None else one)
+                one = np.full_like(zero_shot, np.nan)
+            found.append(one)
         return np.stack(found)
 
     def close(self) -> None:

@@ -104,7 +104,7 @@ class TransformersLogits(NotCopied):
         return self._loaded.end_tokens
 
     def fits(self, demonstration: str, shared: str, tokens: int) -> bool:
-        """Whether a prompt with so many tokens of answer stays within the positions that the model was made for."""
+        """Return whether a prompt with so many tokens of answer stays within the positions that the model knows."""
         network = self._loaded
         used = len(network.first) + len(network.tokens(demonstration)) + len(network.tokens(shared)) + tokens
         return network.context is None or used <= network.context
@@ -119,7 +119,8 @@ class TransformersLogits(NotCopied):
 
         Raises `InvalidParameter` if shared text and steps do not fit the context, or there is no first token.
         """
-        network, tokens = self._loaded, self._loaded.tokens(shared)
+        network = self._loaded
+        tokens = network.tokens(shared)
         if not self.fits("", shared, steps):
             raise InvalidParameter("steps", steps, f"with the shared text at most {network.context} tokens of context")
         if not network.first and not tokens:
@@ -181,9 +182,16 @@ class _Session(NotCopied):
     """One answer. Holds the zero-shot state; the states of demonstrations are in the shared cache."""
 
     def __init__(
-        self, network: Network, states: StateCache, shared: list[int], demonstrations: Sequence[Demonstration]
+        self,
+        network: Network,
+        states: StateCache,
+        shared: list[int],
+        demonstrations: Sequence[Demonstration],
     ) -> None:
-        self._network, self._states, self._shared, self._demonstrations = network, states, shared, tuple(demonstrations)
+        self._network = network
+        self._states = states
+        self._shared = shared
+        self._demonstrations = tuple(demonstrations)
         self._read: list[int] = []  # the tokens in the zero-shot state
         self._zero_shot: tuple[Any, Any] = (None, None)  # its last vector and its cache
 
@@ -224,7 +232,14 @@ class _Session(NotCopied):
 class Network:
     """A loaded model, and its tokeniser. ``packed`` lays its weights out anew, which alters the model."""
 
-    def __init__(self, model: Any, tokenizer: Any, threads: int | None, *, packed: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        threads: int | None,
+        *,
+        packed: bool = False,
+    ) -> None:
         if not callable(getattr(model, "get_output_embeddings", None)) or not hasattr(model, "config"):
             raise InvalidParameter("model", type(model).__name__, "a causal language model of transformers")
         self.model, self.tokenizer, self._threads = model.eval(), tokenizer, threads
@@ -233,13 +248,15 @@ class Network:
             pack(model)
         self._busy = threading.Lock()
         self._embedded: int | None = getattr(model.get_input_embeddings(), "num_embeddings", None)
-        config, ends = model.config.get_text_config(), set[int]()
+        config = model.config.get_text_config()
+        ends: set[int] = set()
         for source in (getattr(model, "generation_config", None), config, tokenizer):
             ids = getattr(source, "eos_token_id", None)
             ends.update([ids] if isinstance(ids, int) else ids or [])
         self.end_tokens = frozenset(ends)
         self.context: int | None = getattr(config, "max_position_embeddings", None)
-        start, made = tokenizer.bos_token_id, tokenizer("a")["input_ids"]
+        start = tokenizer.bos_token_id
+        made = tokenizer("a")["input_ids"]
         self.first = [start] if start is not None and made[:1] == [start] else []
         self._body: Any = None
         self._head: Any = None  # without one, the model is used whole and its vectors are scores
@@ -332,7 +349,12 @@ class Network:
         rounding = 1e-2 if self.model.dtype == torch.float32 else 1.0
 
         def agrees(scores: Any) -> bool:
-            return scores.shape == whole.shape and torch.allclose(scores, whole, rtol=1e-2, atol=rounding)
+            return scores.shape == whole.shape and torch.allclose(
+                scores,
+                whole,
+                rtol=1e-2,
+                atol=rounding,
+            )
 
         body, head = self.model.base_model, self.model.get_output_embeddings()
         if head is not None and body is not self.model:
@@ -346,7 +368,7 @@ class Network:
         return int(whole.shape[-1])
 
     def _rowwise(self, vector: Any) -> bool:
-        """Whether a row of a block of the output layer stays the same, bit by bit, at another place beside others."""
+        """Return whether a row of a block of the output layer stays the same, bit by bit, at other places."""
         import torch
 
         places = torch.arange(_BLOCK * vector.shape[1], device=vector.device).reshape(_BLOCK, -1)
