@@ -57,7 +57,7 @@ class OwnBucket:
     """The bucket of the call in whose copy of a chain this is; None outside of all copies."""
 
     def in_call(self) -> OwnBucket:
-        """What a call's copy of a chain has in its place, but for the bucket."""
+        """Return the object that a call's copy of a chain has in its place, but for the bucket."""
         return self
 
     def bucket_here(self) -> Sequence[dict[str, Any]]:

@@ -63,7 +63,7 @@ REFUSED: Final = (
 
 
 class Abstention:
-    """What a failed member leaves behind: nothing at all."""
+    """The output of a failed member: nothing at all."""
 
     _only: Abstention | None = None
 
@@ -86,7 +86,7 @@ class OutputReader(Protocol):
     """Reads one member's output within that member's call (see `Aggregator.encode`)."""
 
     def encode(self, output: object) -> object:
-        """What is kept of the output."""
+        """Return the part of the output that is kept."""
 
     async def aencode(self, output: object) -> object:
         """The same, asynchronously."""
@@ -121,7 +121,15 @@ async def arun_private(member: Pristine, requests: Sequence[MemberRequest], **ho
 
 def private_calls(member: Pristine, requests: Sequence[MemberRequest], **how: Any) -> Either:
     """`run_private` and `arun_private` as a flow's effect."""
-    return Either(partial(run_private, member, requests, **how), partial(arun_private, member, requests, **how))
+    return Either(
+        partial(
+            run_private,
+            member,
+            requests,
+            **how,
+        ),
+        partial(arun_private, member, requests, **how),
+    )
 
 
 def probe(
@@ -135,7 +143,14 @@ def probe(
     The call itself runs as a private one. One that takes too long gives `TimeoutError`.
     """
     reader = SimpleNamespace(encode=check, aencode=lambda output: asyncio.to_thread(check, output))
-    (found,) = yield private_calls(member, [request], max_concurrency=1, reader=reader, timeout=timeout, failed=type)
+    (found,) = yield private_calls(
+        member,
+        [request],
+        max_concurrency=1,
+        reader=reader,
+        timeout=timeout,
+        failed=type,
+    )
     failure: type[BaseException] | None = TimeoutError if found is ABSTAIN else found
     return failure
 
@@ -230,7 +245,8 @@ class _Round:
 
     def _work(self) -> None:
         """In a thread: one call after another, as long as some wait. Each has the thread as if it were new."""
-        taken, renew = self._take(), running.renewer()
+        taken = self._take()
+        renew = running.renewer()
         while taken is not None:
             i, call = taken
             with contextlib.suppress(BaseException):  # no memory for a context: nothing else comes out of a call

@@ -19,7 +19,12 @@ class Examples(list[dict[str, Any]]):
     between exemplars.
     """
 
-    def __init__(self, items: Iterable[dict[str, Any]] = (), input_key: str = "input", output_key: str | None = None):
+    def __init__(
+        self,
+        items: Iterable[dict[str, Any]] = (),
+        input_key: str = "input",
+        output_key: str | None = None,
+    ):
         super().__init__(items)
         self.input_key = input_key
         self.output_key = output_key

@@ -61,7 +61,9 @@ class Copy:
         self.bucket = bucket
         """What the chain's stand-ins for private collections and selectors give."""
         self.shared = pristine.items
-        self._pristine, self._origins, self._originals = pristine, pristine.origins, pristine.classes
+        self._pristine = pristine
+        self._origins = pristine.origins
+        self._originals = pristine.classes
         self._original: dict[type, type] = {}
         self._modules: dict[str, ModuleType] = {}
         self._exchanged = 0
@@ -83,7 +85,7 @@ class Copy:
         return made
 
     def has_made(self, kind: type) -> bool:
-        """Whether a class is one of this copy's own."""
+        """Return whether a class is one of this copy's own."""
         return kind in self._original
 
     def own(self, name: str) -> Any:
@@ -91,11 +93,11 @@ class Copy:
         return self if name == "copy" else self._builtins
 
     def given(self, value: Any) -> Any:
-        """What a call is given, with this copy's classes in the place of the caller's."""
+        """Return an input of a call, with this copy's classes in the place of the caller's."""
         return self._mapped(value, {original: made for made, original in self._original.items()})
 
     def returned(self, value: Any) -> Any:
-        """What a call gives, made anew with the caller's classes. Raises `TypeError` for what cannot be."""
+        """Return an output of a call, made anew with the caller's classes. Raises `TypeError` if it cannot be."""
         return self._mapped(value, self._original)
 
     def _mapped(self, value: Any, to: dict[type, type]) -> Any:
@@ -125,7 +127,8 @@ class Copy:
         if kind in (dict, OrderedDict):
             return kind((self._mapped(key, to), self._mapped(each, to)) for key, each in value.items())
         if is_model:  # a library's: a message, a document
-            before, made = self._exchanged, self._model(kind, value, to)
+            before = self._exchanged
+            made = self._model(kind, value, to)
             return value if self._exchanged == before else made
         if to is not self._original and any(map(self._is_own, _homes(value))):
             raise TypeError(f"a {kind.__name__} that holds an object of the caller's own")
@@ -181,24 +184,27 @@ def _homes(value: Any) -> Iterator[object]:
 def _exchanged(kind: Any, to: dict[type, type]) -> Any:
     """A class, or a description of values as ``list[Tree]``, with other classes."""
     generic = getattr(kind, "__pydantic_generic_metadata__", {})
-    origin, arguments = generic.get("origin") or get_origin(kind), generic.get("args") or get_args(kind)
+    origin = generic.get("origin") or get_origin(kind)
+    arguments = generic.get("args") or get_args(kind)
     if not origin or origin is Literal:
         return to.get(kind, kind) if isinstance(kind, type) else kind
     found = tuple(_exchanged(each, to) for each in arguments)
     if origin not in to and all(map(operator.is_, found, arguments)):
         return kind
-    return (
-        functools.reduce(operator.or_, found)
-        if origin is UnionType
-        else operator.getitem(to.get(origin, origin), found)
-    )
+    if origin is UnionType:
+        return functools.reduce(operator.or_, found)
+    return operator.getitem(to.get(origin, origin), found)
 
 
 def _importing(modules: dict[str, ModuleType], own: ModuleType, origins: Origins) -> Callable[..., Any]:
     """``import`` in a copy's code: the user's own modules are this copy's, or are not there."""
 
     def import_(
-        name: str, globals: Any = None, locals: Any = None, fromlist: Sequence[str] | None = (), level: int = 0
+        name: str,
+        globals: Any = None,
+        locals: Any = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
     ) -> Any:
         path = resolve_name("." * level + name, (globals or {}).get("__package__") or "") if level else name
         if path == "builtins":
@@ -294,7 +300,9 @@ class Pristine:
             found += listed or ()
         self.chain = chain
         """As it was given. Nothing calls it."""
-        self._data, self.items, self.classes = data, pickler.shared, pickler.classes
+        self._data = data
+        self.items = pickler.shared
+        self.classes = pickler.classes
         self._modules, self._records = sorted(pickler.modules), pickler.records
         self.models = pickler.models
         """The chain's models, those included of which each call has a copy."""
@@ -340,7 +348,7 @@ class Pristine:
         return len(self._data)
 
     def shared(self) -> Isolation:
-        """What copies share, and of what code they have their own."""
+        """Report what copies share, and of what code they have their own."""
         marks = (CodeType, str, bytes, type, *TYPES)
         objects = {name_of(each) for each in self.items if type(each) is not object and not isinstance(each, marks)}
         return Isolation(tuple(self._modules), tuple(sorted(objects)), tuple(self.origins.shared))
@@ -348,7 +356,7 @@ class Pristine:
 
 @dataclasses.dataclass(frozen=True)
 class Isolation:
-    """What copies of a chain have of their own, and what they share. ``print`` it.
+    """A report of what copies of a chain have of their own, and what they share. ``print`` it.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How a copy of a chain is made of its pickle: what stands there in the place of objects (see `pickling`).
+"""The making of a copy of a chain from its pickle: the functions that stand there in the place of objects (`pickling`).
 
 No code of the user's classes runs for it: no metaclass, hook, ``__init__`` or ``__setattr__``.
 """
@@ -32,12 +32,18 @@ OWN = Own()
 class Unpickler(pickle.Unpickler):
     """Loads one copy. ``known`` are the classes and functions that other copies of the same pickle have found."""
 
-    def __init__(self, file: Any, copy: Any, origins: Origins, known: dict[tuple[str, str], Any]) -> None:
+    def __init__(
+        self,
+        file: Any,
+        copy: Any,
+        origins: Origins,
+        known: dict[tuple[str, str], Any],
+    ) -> None:
         super().__init__(file)
         self._copy, self._origins, self._known = copy, origins, known
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """What a pickle takes by its name, as a ``__reduce__`` of the user's may say: nothing of the user's own."""
+        """Return what a pickle takes by its name, as a user's ``__reduce__`` may say: nothing of the user's own."""
         found = self._known.get((module, name))
         if found is None:
             if not self._origins.by_reference(module):
@@ -46,7 +52,7 @@ class Unpickler(pickle.Unpickler):
         return found
 
     def persistent_load(self, pid: Any) -> Any:
-        """What is shared, by its index, or what the copy has by itself."""
+        """Return a shared object, by its index, or what the copy has by itself."""
         return self._copy.shared[pid] if type(pid) is int else self._copy.own(pid)
 
 
@@ -56,11 +62,20 @@ def made_space(copy: Any, name: str, package: str | None, file: str | None) -> M
 
 
 def made_class(copy: Any, index: int, maker: Callable[..., type], arguments: tuple[Any, ...]) -> type:
-    made: type = copy.adopt(maker(copy, *arguments) if maker is skeleton else maker(*arguments), index)
+    if maker is skeleton:
+        arguments = (copy, *arguments)
+    made: type = copy.adopt(maker(*arguments), index)
     return made
 
 
-def skeleton(copy: Any, metaclass: Any, name: str, bases: tuple[Any, ...], given: dict[str, Any], *_: None) -> type:
+def skeleton(
+    copy: Any,
+    metaclass: Any,
+    name: str,
+    bases: tuple[Any, ...],
+    given: dict[str, Any],
+    *_: None,
+) -> type:
     """A class without its attributes. No metaclass of the user's own is asked."""
     resolved = types.resolve_bases(bases)
     namespace = given if resolved is bases else {**given, "__orig_bases__": bases}
@@ -129,7 +144,7 @@ def same(item: Any) -> Any:
 
 
 def made_stand_in(copy: Any, kind: Any) -> Any:
-    """What gives the exemplars of a call's own bucket, with the bucket that this copy's call has."""
+    """Make an object that gives the exemplars of a call's own bucket, with the bucket that this copy's call has."""
     made: Any = object.__new__(kind)
     made.own_bucket = copy.bucket
     return made
@@ -144,7 +159,7 @@ def made_cached(parameters: dict[str, Any], wrapped: Any) -> Any:
 
 
 def made_constant(value: Any) -> Any:
-    """What a cached function without arguments gives."""
+    """Make a cached function without arguments, which gives this value."""
     constant = functools.cache(lambda: value)
     constant()
     return constant

@@ -62,15 +62,18 @@ def limit(copies: Pristine, timeout: Timeout, calls: int, *, is_public: bool = F
     elif timeout is not None and not (is_public and embedded):
         seconds = checks.positive("timeout", timeout)
         if embedded:
-            bound = f"None: a {embedded} computes in this process, one call after another, and no clock can end a call"
-            raise InvalidParameter("timeout", timeout, bound)
+            raise InvalidParameter(
+                "timeout",
+                timeout,
+                f"None: a {embedded} computes in this process, one call after another, and no clock can end a call",
+            )
     for place, item in enumerate(copies.items):
         copies.items[place] = _limited(item, seconds, calls)
     return seconds
 
 
 def _computes_here(model: Any) -> bool:
-    """Whether a model computes in this process: by its mark, or because it has no asynchronous call of its own."""
+    """Return whether a model computes in this process: by its mark, or as it has no asynchronous call of its own."""
     if getattr(getattr(model, "http_client", None), "is_embedded", False):
         return True
     if is_one(model, LLM) and type(model)._agenerate is LLM._agenerate:
@@ -122,5 +125,8 @@ def _check_pool(client: Any, calls: int) -> None:
     for transport in transports:
         connections = getattr(getattr(transport, "_pool", None), "_max_connections", None)
         if connections is not None and connections < calls:
-            bound = f"one whose client has {calls} connections at least, as many as a release has calls"
-            raise InvalidParameter("member", f"a model with {connections}", bound)
+            raise InvalidParameter(
+                "member",
+                f"a model with {connections}",
+                f"one whose client has {calls} connections at least, as many as a release has calls",
+            )

@@ -16,7 +16,7 @@ _SILENT: Final = logging.CRITICAL + 1
 
 
 def shown() -> bool:
-    """Whether an operator has asked for the notes."""
+    """Return whether an operator has asked for the notes."""
     return log.level not in (logging.NOTSET, _SILENT)
 
 

@@ -1,4 +1,4 @@
-"""Whose code it is: what a copy of a chain shares by reference, and what it has of its own.
+"""The origin of code: what a copy of a chain shares by reference, and what it has of its own.
 
 By reference go the standard library, this package, and the distributions that it and LangChain depend on. Of its own a
 copy has ``__main__``, notebooks, files beside them, and the distributions in which the chain's own functions are
@@ -63,7 +63,7 @@ def _places(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _stands_in(package: str, places: tuple[str, ...]) -> bool:
-    """Whether a package's module is the one that stands there, and no file of the user's with its name."""
+    """Return whether a package's module is the one that stands there, and no file of the user's with its name."""
     file = getattr(sys.modules.get(package), "__file__", None)
     return file is None or file.startswith(places)
 
@@ -105,19 +105,25 @@ def _is_taken(needed: Requirement, by: str) -> bool:
 
 
 class Origins:
-    """What one chain's copies share by reference.
+    """The code that one chain's copies share by reference.
 
     ``share`` and ``isolate`` are names of packages, as the user gave them. ``own`` are the modules in which the chain's
     own functions are defined: their distributions are copied.
     """
 
-    def __init__(self, share: Iterable[str] = (), isolate: Iterable[str] = (), own: Iterable[str] = ()) -> None:
-        self._share, self._isolate = set(map(top, share)), set(map(top, isolate))
+    def __init__(
+        self,
+        share: Iterable[str] = (),
+        isolate: Iterable[str] = (),
+        own: Iterable[str] = (),
+    ) -> None:
+        self._share = set(map(top, share))
+        self._isolate = set(map(top, isolate))
         self._own = {name for module in own for name in _distributions().get(top(module), ())} - _closure()
         self._known: dict[str, bool | None] = {}
 
     def by_reference(self, module: object) -> bool | None:
-        """Whether code of this module is shared; None for an installed distribution that has to be named."""
+        """Return whether code of this module is shared; None for an installed distribution that has to be named."""
         package = top(module)
         if package not in self._known:
             self._known[package] = self._find(package)

@@ -41,7 +41,12 @@ def _own_loop() -> asyncio.AbstractEventLoop:
             loop.set_debug(False)
             loop.set_default_executor(Threads())
             vars(loop).update(set_default_executor=lambda executor: None, shutdown_default_executor=_nothing)
-            thread = threading.Thread(target=in_private, args=(_run, loop), name="dpicl-loop", daemon=True)
+            thread = threading.Thread(
+                target=in_private,
+                args=(_run, loop),
+                name="dpicl-loop",
+                daemon=True,
+            )
             contextvars.Context().run(thread.start)  # not in the context of the call that happens to be the first
             _loops.append(loop)
         return _loops[0]
@@ -104,7 +109,8 @@ async def on_own_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     No future holds what the coroutine raises: this raises it.
     """
     separate_pools()
-    loop, here = _own_loop(), asyncio.get_running_loop()
+    loop = _own_loop()
+    here = asyncio.get_running_loop()
     over = asyncio.Event()
     raised: list[BaseException] = []
     tasks: list[asyncio.Task[None]] = []

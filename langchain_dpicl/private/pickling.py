@@ -239,7 +239,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         return id(obj) in self._public and not is_named(obj, AROUND)
 
     def _holds_own(self, obj: Any) -> bool:
-        """Whether a library's object has the user's own code in its fields, which would run on what all calls share."""
+        """Return whether a library's object has the user's own code in its fields.
+
+        It would run on what all calls share.
+        """
         held = fields_of(obj)
         functions = [getattr(each, "__func__", each) for each in held]
         homes = {home(each) for each in functions if isinstance(each, FunctionType)}
@@ -310,7 +313,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             self._harmless.add(kind)
 
     def _searches_bucket(self, obj: Any, kind: type) -> bool:
-        """Whether a retriever of the user's own searches the member's bucket, and so no other collection."""
+        """Return whether a retriever of the user's own searches the member's bucket, and so no other collection."""
         if not issubclass(kind, BaseRetriever) or not self.is_own(kind.__module__):
             return False
         inner = Pickler(self._origins, *self._given, self._wanted, None if self._found is None else [])
@@ -343,7 +346,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
     # -- by value ------------------------------------------------------------------------------------------------------
 
     def is_own(self, module: object) -> bool:
-        """Whether a copy has its own of a module's code. Raises for code that is neither shared nor isolated."""
+        """Return whether a copy has its own of a module's code. Raises for code that is neither shared nor isolated."""
         found = self._origins.by_reference(module)
         if found is None:
             package = top(module)
@@ -354,7 +357,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         return not found
 
     def reducer_override(self, obj: Any) -> Any:
-        """How an object is made again."""
+        """Describe the making of a copy of an object."""
         kind = type(obj)
         self._last = obj
         self._kept.append(obj)
@@ -389,8 +392,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         if issubclass(kind, contextlib._GeneratorContextManagerBase) and "args" in vars(obj):  # it was never entered
             return kind, (obj.func, obj.args, obj.kwds)
         if issubclass(kind, property):
-            accessors = (obj.fget, obj.fset, obj.fdel, obj.__doc__)
-            return made_descriptor, (kind, accessors), getattr(obj, "__dict__", None)
+            arguments = (kind, (obj.fget, obj.fset, obj.fdel, obj.__doc__))
+            return made_descriptor, arguments, getattr(obj, "__dict__", None)
         if getattr(kind, "__setstate__", None) is _SLOTTED:  # which asks a class of the copy
             state = {each.name: getattr(obj, each.name) for each in dataclasses.fields(obj)}
             return object.__new__, (kind,), (None, state), None, None, fill_object
@@ -469,8 +472,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         if kind not in (dict, list, tuple):
             return schema
         if id(schema) not in self._schemas:
-            made = {key: self._of_schemas(each) for key, each in schema.items()} if kind is dict else None
-            self._schemas[id(schema)] = schema, made or kind(map(self._of_schemas, schema))
+            if kind is dict:
+                made = {key: self._of_schemas(each) for key, each in schema.items()}
+            else:
+                made = kind(map(self._of_schemas, schema))
+            self._schemas[id(schema)] = schema, made
         return self._schemas[id(schema)][1]
 
     def _put_off(self, obj: Any, attributes: dict[str, Any]) -> None:
@@ -479,7 +485,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
             self._waiting.append((obj, late))
 
     def _by_name(self, obj: Any) -> bool:
-        """Whether an object is found by its name in a module that copies share."""
+        """Return whether an object is found by its name in a module that copies share."""
         found = reducers._lookup_module_and_qualname(obj)
         return found is not None and self._origins.by_reference(found[0].__name__) is True
 
@@ -544,7 +550,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         home = str(type(obj.__self__).__module__)
         if isinstance(obj.__self__, (ModuleType, type)) or home not in sys.modules or self.is_own(home):
             return None
-        module, name = sys.modules[home], str(obj.__name__)
+        module = sys.modules[home]
+        name = str(obj.__name__)
         return (module, name) if vars(module).get(name) is obj else None
 
     def _keeper(self, obj: Any, kind: type) -> Any:
@@ -567,7 +574,7 @@ def _default(variable: contextvars.ContextVar[Any]) -> tuple[Any, ...]:
 
 
 def is_nameless(kind: type) -> bool:
-    """Whether a class was made by code and does not stand under its name in the module that it names."""
+    """Return whether a class was made by code and does not stand under its name in the module that it names."""
     return bool(kind.__flags__ & _HEAP) and reducers._lookup_module_and_qualname(kind) is None
 
 
@@ -586,7 +593,7 @@ def other_collection(part: Any) -> str:
 
 
 def _is_mark(obj: Any, kind: type) -> bool:
-    """Whether an object is a mark of its library's, which holds nothing and is compared by identity."""
+    """Return whether an object is a mark of its library's, which holds nothing and is compared by identity."""
     if getattr(obj, "__dict__", None) or getattr(kind, "__slots__", None):
         return False
     return any(each is obj for each in vars(sys.modules.get(kind.__module__, builtins)).values())
@@ -619,7 +626,7 @@ def _classes_in(schema: Any) -> list[type]:
 
 
 def _has_fallback(kind: Any) -> bool:
-    """Whether a class gives attributes that are not there, as a wrapper does: one without its fields asks itself."""
+    """Return whether a class gives attributes that are not there, as a wrapper does: one without fields asks itself."""
     plain = all(getattr(kind, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__"))
     return plain and hasattr(kind, "__getattr__") and not hasattr(kind, "__setstate__")
 
@@ -631,8 +638,12 @@ def _annotated(function: FunctionType) -> set[str]:
         waiting: list[Any] = [*function.__code__.co_consts]
         while waiting:
             each = waiting.pop()
-            waiting += each if type(each) is tuple else each.co_consts if type(each) is CodeType else ()
-            texts += [each] if type(each) is str else []
+            if type(each) is tuple:
+                waiting += each
+            elif type(each) is CodeType:
+                waiting += each.co_consts
+            elif type(each) is str:
+                texts.append(each)
     return {name for text in texts for name in re.findall(r"[A-Za-z_]\w*", text)}
 
 
@@ -644,7 +655,7 @@ def _holds(holder: Any, item: Any) -> bool:
 
 
 def _is_plain(code: CodeType) -> bool:
-    """Whether nothing can be written through a code's constants."""
+    """Return whether nothing can be written through a code's constants."""
     waiting: list[Any] = [*code.co_consts]
     while waiting:
         each = waiting.pop()

@@ -38,7 +38,7 @@ def _escaped(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def literal_examples(part: Any) -> dict[str, Any]:
-    """What to change in a part of a chain so that examples are no templates: a few-shot template's ``example_prompt``.
+    """Return the changes to a part of a chain so that examples are no templates: a few-shot template's new fields.
 
     Raises `UnsafeConfigurationError` for a few-shot template of a kind that has no such change.
     """

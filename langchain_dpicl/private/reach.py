@@ -37,7 +37,7 @@ _ORIGINS = Origins()
 
 
 def is_users(module: object) -> bool:
-    """Whether a module of this name is the user's own, and no installed library's."""
+    """Return whether a module of this name is the user's own, and no installed library's."""
     return _ORIGINS.by_reference(module) is False
 
 
@@ -61,7 +61,7 @@ def reachable(chain: Any, closed: type | tuple[type, ...] = ()) -> Iterator[Any]
 
 
 def fields_of(model: Any) -> list[Any]:
-    """What a model's fields hold, and what lists and mappings in them do."""
+    """List what a model's fields hold, and what lists and mappings in them do."""
     held = [*getattr(model, "__dict__", {}).values(), *(getattr(model, "__pydantic_private__", None) or {}).values()]
     held += [each for some in held if type(some) in (list, tuple) for each in some]
     held += [each for some in held if type(some) is dict for each in some.values()]
@@ -84,12 +84,13 @@ def _inside(item: Any) -> list[Any]:
 
 
 def held_by(function: FunctionType) -> list[Any]:
-    """What a function holds: defaults, attributes, the variables around it; and what one of the user's own names."""
+    """List what a function holds: defaults, attributes, variables around it; and what one of the user's own names."""
     held = [function.__defaults__, function.__kwdefaults__, *vars(function).values()]
     held += [value for cell in function.__closure__ or () for value in gc.get_referents(cell)]
     if not is_users(home(function)):
         return held
-    names, around = names_in(function.__code__), function.__globals__
+    names = names_in(function.__code__)
+    around = function.__globals__
     held += [around[name] for name in names.globals & around.keys()]
     imported = {_resolved(path, str(around.get("__package__") or "")) for path in names.modules}
     imported |= {name.partition(".")[0] for name in imported}
@@ -115,7 +116,7 @@ def _resolved(path: str, package: str) -> str:
 
 
 def takes_nothing(cached: Any) -> bool:
-    """Whether a cached function takes no argument, so that it keeps one value, which no call decides."""
+    """Return whether a cached function takes no argument, so that it keeps one value, which no call decides."""
     try:
         return not inspect.signature(cached).parameters
     except (TypeError, ValueError):
@@ -131,12 +132,12 @@ def is_one(item: Any, kinds: type | tuple[type, ...]) -> bool:
 
 
 def is_named(item: Any, names: Iterable[str]) -> bool:
-    """Whether one of an object's classes has one of these full names: for libraries that need not be installed."""
+    """Return whether one of an object's classes has one of these full names: for libraries that may be absent."""
     return not set(names).isdisjoint(f"{kind.__module__}.{kind.__qualname__}" for kind in type(item).__mro__)
 
 
 class Names(NamedTuple):
-    """What a function's code names, also in the functions written within it."""
+    """The names in a function's code, also in the functions written within it."""
 
     globals: set[str]
     modules: set[str]
@@ -146,7 +147,7 @@ class Names(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def names_in(code: CodeType) -> Names:
-    """What a function's code names. Shared by all who ask: not to be changed."""
+    """Return the names in a function's code. Shared by all who ask: not to be changed."""
     found = Names(set(), set(), set())
     before: tuple[Any, Any] = (0, ())  # what the last two steps load: an import's level, and the names from there
     for step in dis.get_instructions(code):

@@ -77,11 +77,12 @@ def rebuilt(value: Any, finish: Callable[[Any], Any], keep: Iterable[object] = (
             made = _changed(value, changes({name: getattr(value, name) for name in list(fields)}))
             seen[id(value)] = finish(made) if isinstance(made, Runnable) else made
             return seen[id(value)]
-        if type(value) is dict:
-            return {**value, **changed} if (changed := changes(value)) else value
+        if type(value) is dict and (changed := changes(value)):
+            return {**value, **changed}
         if type(value) in (list, tuple):
             held = dict(enumerate(value))
-            return type(value)({**held, **changed}.values()) if (changed := changes(held)) else value
+            if changed := changes(held):
+                return type(value)({**held, **changed}.values())
         return value
 
     return of(value)
@@ -112,7 +113,8 @@ def seal(member: Runnable[Any, Any], keep: Iterable[object] = ()) -> Runnable[An
 def _sealed(part: Any) -> Any:
     made = _changed(part, _openings(part) | literal_examples(part))
     if isinstance(made, BasePromptTemplate):
-        made = copy.copy(made) if made is part else made
+        if made is part:
+            made = copy.copy(part)
         vars(made)["_serialized"] = {}  # a description for tracers: each copy would make it anew
     return made
 

@@ -49,12 +49,12 @@ private: contextvars.ContextVar[bool] = contextvars.ContextVar("dpicl_private", 
 
 
 def is_private() -> bool:
-    """Whether this is private code. Where a chain's call runs it is, whatever its context says."""
+    """Return whether this is private code. Where a chain's call runs it is, whatever its context says."""
     return private.get() or shut.in_call()
 
 
 def silent() -> bool:
-    """Whether this is private code, or might be: a destructor that the garbage collector calls."""
+    """Return whether this is private code, or might be: a destructor that the garbage collector calls."""
     return is_private() or shut.collects()
 
 
@@ -115,7 +115,7 @@ class _Unless(_Around):
 
 
 class _Matches:
-    """What a filter of `warnings` asks for each text: the first filter of all drops what is silent."""
+    """The pattern of a filter of `warnings`: the first filter of all drops what is silent."""
 
     def match(self, text: str) -> bool:
         return silent()

@@ -1,4 +1,4 @@
-"""What a chain searches: which collections its members may reach.
+"""The collections that a chain searches, and those that its members may reach.
 
 A collection is a retriever, a vector store, an example selector or a document store. Members may search what the user
 calls public, and what stands in for their own bucket.
@@ -78,7 +78,7 @@ def check_public(public: object) -> tuple[object, ...]:
 
 
 def instead_of(part: Any) -> str:
-    """What to use in the place of a collection of private documents."""
+    """Say what to use in the place of a collection of private documents."""
     if is_of(part, (BaseStore,)):
         return (
             "If it holds the documents of a ParentDocumentRetriever's chunks, make an ExemplarStore of "
@@ -92,12 +92,12 @@ def instead_of(part: Any) -> str:
 
 
 def is_collection(part: Any) -> bool:
-    """Whether an object is a collection, or a class makes one."""
+    """Return whether an object is a collection, or a class makes one."""
     return is_of(part, COLLECTIONS, _DOCSTORES) and not is_of(part, (Released, OwnBucket))
 
 
 def is_of(part: Any, kinds: tuple[type, ...], names: Iterable[str] = ()) -> bool:
-    """Whether a part is of one of these kinds (or full names), or a class that makes one.
+    """Return whether a part is of one of these kinds (or full names), or a class that makes one.
 
     Code names an abstract class only to compare with it.
     """
