@@ -66,7 +66,12 @@ class LocalEmbeddings(Embeddings):
         """
         if not texts:
             return []
-        options = {"batch_size": 1, "normalize_embeddings": True, "convert_to_numpy": True, "show_progress_bar": False}
+        options = {
+            "batch_size": 1,
+            "normalize_embeddings": True,
+            "convert_to_numpy": True,
+            "show_progress_bar": False,
+        }
         with self._lock:
             rows: list[list[float]] = self._model.encode(list(texts), **options).tolist()
         return rows
@@ -76,7 +81,7 @@ class LocalEmbeddings(Embeddings):
         return self.embed_documents([text])[0]
 
     def query_length(self, text: str) -> tuple[int, int]:
-        """How many tokens a text has, and how many of them the model reads at most; it ignores the rest."""
+        """Return the number of a text's tokens, and how many of them the model reads at most; it ignores the rest."""
         with self._lock:
             return len(self._model.tokenizer(text, verbose=False)["input_ids"]), int(self._model.max_seq_length)
 
@@ -115,7 +120,11 @@ def local_embeddings(path: str | Path | None = None) -> LocalEmbeddings:
 
 
 def local_llm(
-    model: str | Path = DEFAULT_MODEL, *, context: int = 4096, threads: int | None = None, **settings: Any
+    model: str | Path = DEFAULT_MODEL,
+    *,
+    context: int = 4096,
+    threads: int | None = None,
+    **settings: Any,
 ) -> OpenAI:
     """A completion model (``langchain_openai.OpenAI``) on the embedded server.
 
@@ -145,7 +154,11 @@ def local_llm(
 
 
 def local_chat_model(
-    model: str | Path = DEFAULT_MODEL, *, context: int = 4096, threads: int | None = None, **settings: Any
+    model: str | Path = DEFAULT_MODEL,
+    *,
+    context: int = 4096,
+    threads: int | None = None,
+    **settings: Any,
 ) -> ChatOpenAI:
     """A chat model (``langchain_openai.ChatOpenAI``) on the embedded server; parameters as in :func:`local_llm`.
 
@@ -154,7 +167,15 @@ def local_chat_model(
     client = _client_settings(model, context, threads)
     from langchain_openai import ChatOpenAI
 
-    return ChatOpenAI(**client, **{"temperature": 0, **settings, "openai_proxy": "", "http_socket_options": ()})
+    return ChatOpenAI(
+        **client,
+        **{
+            "temperature": 0,
+            **settings,
+            "openai_proxy": "",
+            "http_socket_options": (),
+        },
+    )
 
 
 def _client_settings(model: str | Path, context: int, threads: int | None) -> dict[str, Any]:
@@ -165,14 +186,17 @@ def _client_settings(model: str | Path, context: int, threads: int | None) -> di
     for name, value in (("context", context), ("threads", threads)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InvalidParameter(name, value, "a whole number, at least 1")
-    is_known = str(model) in KNOWN_MODELS
+    title = place = str(model)
+    if title not in KNOWN_MODELS:
+        title = Path(model).stem
+        place = str(Path(model).resolve())
     with _lock:
-        key = (str(model) if is_known else str(Path(model).resolve()), context, threads)
+        key = (place, context, threads)
         if key not in _servers:
             _servers[key] = _start(model, context, threads)
         server = _servers[key]
     return {
-        "model": str(model) if is_known else Path(model).stem,
+        "model": title,
         "base_url": server.place.first,
         "api_key": server.key,
         **_clients(server.place),
@@ -205,11 +229,12 @@ def _clients(place: _Place) -> dict[str, Any]:
     """
     import httpx
 
-    timeout, limits = (
-        httpx.Timeout(None, connect=_LONGEST),
-        httpx.Limits(max_connections=None, max_keepalive_connections=0),
-    )
-    given: dict[str, Any] = {"trust_env": False, "limits": limits, "timeout": timeout}
+    timeout = httpx.Timeout(None, connect=_LONGEST)
+    given: dict[str, Any] = {
+        "trust_env": False,
+        "limits": httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        "timeout": timeout,
+    }
     here = httpx.Client(event_hooks={"request": [place.aim]}, **given)
     awaited = httpx.AsyncClient(event_hooks={"request": [place.aaim]}, **given)
     here.is_embedded = True  # type: ignore[attr-defined]  # so calls have no clock
@@ -247,12 +272,22 @@ def _completion_class() -> type[OpenAI]:
         accepts_shared_prefix: bool = True
         batch_size: int = 1 << 20  # the prompts of one call are one request
 
-        def _generate(self, prompts: list[str], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> LLMResult:
+        def _generate(
+            self,
+            prompts: list[str],
+            stop: Any = None,
+            run_manager: Any = None,
+            **kwargs: Any,
+        ) -> LLMResult:
             prompts, kwargs, extra = self._asked(prompts, kwargs)
             return _from(extra, super()._generate(prompts, stop, run_manager, **kwargs))
 
         async def _agenerate(
-            self, prompts: list[str], stop: Any = None, run_manager: Any = None, **kwargs: Any
+            self,
+            prompts: list[str],
+            stop: Any = None,
+            run_manager: Any = None,
+            **kwargs: Any,
         ) -> LLMResult:
             prompts, kwargs, extra = self._asked(prompts, kwargs)
             return _from(extra, await super()._agenerate(prompts, stop, run_manager, **kwargs))
@@ -268,8 +303,10 @@ def _completion_class() -> type[OpenAI]:
         """The caller's part. Of several prompts the server counts the first one's tokens alone: no count is better."""
         if len(result.generations) == 1:
             return result
-        said = {name: value for name, value in (result.llm_output or {}).items() if name != "token_usage"}
-        return LLMResult(generations=result.generations[first:], llm_output=said)
+        return LLMResult(
+            generations=result.generations[first:],
+            llm_output={name: value for name, value in (result.llm_output or {}).items() if name != "token_usage"},
+        )
 
     # By its name all copies of a chain share it, as they share a library's models.
     LocalOpenAI.__qualname__ = "LocalOpenAI"
@@ -295,20 +332,39 @@ def _start(model: str | Path, context: int, threads: int, key: str | None = None
     key = key or secrets.token_urlsafe(32)
     params = native.CommonParams()
     params.model.path = str(path)
-    params.model_alias = {path.stem}
-    params.hostnames, params.port, params.api_keys = ["127.0.0.1"], 0, [key]
-    # One request at a time, from an empty cache, in a context of its own: see the package's docstring.
-    params.n_parallel, params.n_ctx, params.kv_unified, params.ctx_shift = 1, context, False, False
-    params.cache_prompt, params.cache_ram_mib, params.cache_idle_slots = False, 0, False
-    params.n_cache_reuse, params.n_ctx_checkpoints, params.slot_prompt_similarity = 0, 0, 0.0
-    params.swa_full = True  # sliding-window models keep the whole prefix, so that a call can reuse its own
-    # Nothing about prompts leaves: no logs, no endpoints that show them, no page.
-    params.verbosity, params.no_perf, params.ui = -1, True, False
-    params.endpoint_slots = params.endpoint_props = params.endpoint_metrics = False
-    params.cors_origins, params.cors_credentials = "", False
-    params.offline, params.fit_params = True, False
+    settings = {
+        "model_alias": {path.stem},
+        "hostnames": ["127.0.0.1"],
+        "port": 0,
+        "api_keys": [key],
+        # One request at a time, from an empty cache, in a context of its own: see the package's docstring.
+        "n_parallel": 1,
+        "n_ctx": context,
+        "kv_unified": False,
+        "ctx_shift": False,
+        "cache_prompt": False,
+        "cache_ram_mib": 0,
+        "cache_idle_slots": False,
+        "n_cache_reuse": 0,
+        "n_ctx_checkpoints": 0,
+        "slot_prompt_similarity": 0.0,
+        "swa_full": True,  # sliding-window models keep the whole prefix, so that a call can reuse its own
+        # Nothing about prompts leaves: no logs, no endpoints that show them, no page.
+        "verbosity": -1,
+        "no_perf": True,
+        "ui": False,
+        "endpoint_slots": False,
+        "endpoint_props": False,
+        "endpoint_metrics": False,
+        "cors_origins": "",
+        "cors_credentials": False,
+        "offline": True,
+        "fit_params": False,
+        "n_threads_http": 8,
+    }
+    for name, value in settings.items():
+        setattr(params, name, value)
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    params.n_threads_http = 8
     known = KNOWN_MODELS.get(str(model))
     if known is not None and known.plain_chat:
         params.chat_template = _PLAIN_CHAT_TEMPLATE
@@ -329,13 +385,16 @@ def _stop_servers() -> None:
 
 
 def _answers(url: str, key: str, seconds: float) -> bool:
-    """Whether a request is answered within so many seconds. Requests wait in one queue, abandoned ones too.
+    """Return whether a request is answered within so many seconds. Requests wait in one queue, abandoned ones too.
 
     llama.cpp checks once a second whether a client is still connected, and not while it reads a prompt.
     """
     body = json.dumps({"prompt": _RESET_PROMPT, "max_tokens": 1}).encode()
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/v1/completions", body, headers)
+    request = urllib.request.Request(
+        f"{url}/v1/completions",
+        body,
+        {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+    )
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=seconds) as reply:
             return bool(reply.read())

@@ -74,16 +74,19 @@ def model_path(model: str | Path = DEFAULT_MODEL) -> Path:
     if known is None:
         path = Path(model).expanduser()
         if not path.is_file():
-            names = ", ".join(KNOWN_MODELS)
-            raise LocalModelError(f"no such model: {str(model)!r} is neither a GGUF file nor one of {names}")
+            raise LocalModelError(
+                f"no such model: {str(model)!r} is neither a GGUF file nor one of {', '.join(KNOWN_MODELS)}"
+            )
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise LocalModelError(f"{str(path)!r} is not a GGUF file")
         return path.resolve()
     parts = [package_file(package, file, known.extra, known.install) for package, file in known.parts]
-    base = os.environ.get("DPICL_CACHE_DIR")
-    folder = Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "langchain_dpicl"
-    target = folder.expanduser() / f"{known.name}.gguf" if len(parts) > 1 else parts[0]
+    target = parts[0]
+    if len(parts) > 1:
+        usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "langchain_dpicl")
+        folder = Path(os.environ.get("DPICL_CACHE_DIR") or usual)
+        target = folder.expanduser() / f"{known.name}.gguf"
     if target.is_file() and sha256_of([target]) == known.sha256:
         return target
     if len(parts) == 1 or sha256_of(parts) != known.sha256:
@@ -110,7 +113,7 @@ def package_file(package: str, file: str, extra: str, install: str = "") -> Path
     Raises `MissingExtra`, or for a package that no extra brings `LocalModelError`.
     """
     spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
+    for folder in getattr(spec, "submodule_search_locations", None) or ():
         path = Path(folder) / file
         if path.is_file():
             return path
