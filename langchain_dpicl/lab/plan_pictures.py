@@ -105,8 +105,10 @@ def _gated_panels(gate: Gate) -> list[Panel]:
 
     most = max(gate.members, round(gate.members / gate.rate))
     crowds = _steps(gate.members / 4, min(most, gate.members * 16), most)
-    tickets = [(gate.tickets * factor, shade) for factor, shade in zip((0.25, 1.0, 4.0), shades, strict=True)]
-    signals = [signal(count, 1.0, "gated, {:,} tickets", shade) for count, shade in tickets]
+    signals = [
+        signal(gate.tickets * factor, 1.0, "gated, {:,} tickets", shade)
+        for factor, shade in zip((0.25, 1.0, 4.0), shades, strict=True)
+    ]
     share = gate.eligible / gate.owners
     for count, style in ((gate.tickets, ":"), (gate.lasting, "--")):
         signals.append(signal(count, share, "blind, {:,} queries in all", GREY, style))

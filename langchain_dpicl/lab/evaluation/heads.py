@@ -199,8 +199,7 @@ class HeadStudy:
             for count in counts:
                 for epsilon in self.plan.epsilons:
                     answers, sigma = self._private(features, epsilon, count)
-                    facts = {"fits": float(count), "sigma": sigma}
-                    found.append(self._score(method, epsilon, answers, facts, "fits"))
+                    found.append(self._score(method, epsilon, answers, {"fits": float(count), "sigma": sigma}, "fits"))
         return found
 
     def _private(
@@ -235,8 +234,16 @@ class HeadStudy:
         facts: dict[str, float],
         study: str = "",
     ) -> Score:
-        value = Value.of_shares([float((row == np.array(self.right)).mean()) for row in answers], len(self.right))
-        return Score(method, epsilon, {"accuracy": value}, len(answers), len(self.right), facts, study)
+        shares = [float((row == np.array(self.right)).mean()) for row in answers]
+        return Score(
+            method,
+            epsilon,
+            values={"accuracy": Value.of_shares(shares, len(self.right))},
+            runs=len(answers),
+            queries=len(self.right),
+            facts=facts,
+            study=study,
+        )
 
 
 def kept_vectors(path: Path, embeddings: Embeddings, parts: Mapping[str, Sequence[Row]]) -> dict[str, Vectors]:

@@ -74,8 +74,13 @@ def label_votes(
             for _ in range(draws)
         ]
         flipped = 100 * float((np.array(said) != counts[:, :-1].argmax(axis=1)).mean())
-        more = {**facts, MECHANISMS[mechanism].parameter: parameter, "flipped": flipped}
-        found.append(_score(epsilon, np.array(said) == right, more))
+        found.append(
+            _score(
+                epsilon,
+                np.array(said) == right,
+                {**facts, MECHANISMS[mechanism].parameter: parameter, "flipped": flipped},
+            )
+        )
     return found
 
 

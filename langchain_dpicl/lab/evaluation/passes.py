@@ -61,8 +61,11 @@ class PassFile(dict[Key, Any], LineFile):
                 raise self.refused("a folder of an evaluation: its first line is damaged")
             for name in sorted({*found, *asked}):
                 if found.get(name) != asked.get(name):
-                    bound = f"{found.get(name)!r}, with which {str(self.path)!r} was begun, or another output folder"
-                    raise InvalidParameter(name, asked.get(name), bound)
+                    raise InvalidParameter(
+                        name,
+                        asked.get(name),
+                        f"{found.get(name)!r}, with which {str(self.path)!r} was begun, or another output folder",
+                    )
             for number, line in enumerate(self.lines[1:], start=2):
                 match _parsed(line):
                     case [[*key], value] if all(isinstance(part, (int, str)) for part in key):

@@ -59,8 +59,8 @@ def pictures(name: str, scores: Sequence[Score], costs: Sequence[CostPoint]) -> 
         found[f"{measure}.png"] = [chart], ""
     for study in dict.fromkeys(score.study for score in scores if score.study):
         words = study.replace("_", " ")
-        curves = _curves([(score.facts[study], score) for score in scores if score.study == study], measure)
-        found[f"{study}.png"] = [Chart(f"{name}: {word} against {words}", words, y, curves)], ""
+        varied = [(score.facts[study], score) for score in scores if score.study == study]
+        found[f"{study}.png"] = [Chart(f"{name}: {word} against {words}", words, y, _curves(varied, measure))], ""
     if flipped := [pair for pair in noisy if "flipped" in pair[1].facts]:
         chart = Chart(
             f"{name}: how often noise changes the answer",

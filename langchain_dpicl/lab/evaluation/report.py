@@ -255,14 +255,27 @@ def papers_table(task: Task, main: Sequence[Score]) -> str:
         theirs = plain.get((figure.source, figure.metric, f"{figure.method} without noise"))
         if theirs is not None:
             loss = f"{figure.value - theirs:+.1f} {loss}"
-        mine = f"{ours.mean(measure) - base.mean(measure):+.1f} ({ours.mean(measure):.1f})"
-        rows.append([f"{figure.method} ({method})", f"{figure.epsilon:g}", word, against, loss, mine])
+        rows.append(
+            [
+                f"{figure.method} ({method})",
+                f"{figure.epsilon:g}",
+                word,
+                against,
+                loss,
+                f"{ours.mean(measure) - base.mean(measure):+.1f} ({ours.mean(measure):.1f})",
+            ]
+        )
         sources[f"- {figure.method}: {figure.model}. {figure.source}."] = None
     if not rows:
         return "No method here ran at an epsilon for which a paper's loss is known." if task.paper else ""
     head = ["method", "epsilon", "measure", "against", "paper: points apart (level)", "here: points apart (level)"]
-    intro = "Beside the papers, whose models are others: compare the points lost, not the level."
-    return "\n\n".join([intro, _table(head, rows), "\n".join(sources)])
+    return "\n\n".join(
+        [
+            "Beside the papers, whose models are others: compare the points lost, not the level.",
+            _table(head, rows),
+            "\n".join(sources),
+        ]
+    )
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

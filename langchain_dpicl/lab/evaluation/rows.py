@@ -138,17 +138,22 @@ def _from_hub(
     if not records:
         raise InvalidRecords(f"{hub.name!r}, {split}, holds no records")
     there = tuple(dict.fromkeys(column for record in records for column in record))
-    data = DataFile(
-        f"{hub.name}, {split}",
-        "",
-        there,
-        records,
-        list(range(1, len(records) + 1)),
-        [],
-        "record",
-        wanted=there,
+    return _rows(
+        task,
+        DataFile(
+            f"{hub.name}, {split}",
+            "",
+            there,
+            records,
+            list(range(1, len(records) + 1)),
+            [],
+            "record",
+            wanted=there,
+        ),
+        columns,
+        False,
+        str,
     )
-    return _rows(task, data, columns, False, str)
 
 
 def _answer_columns(task: Task, columns: Mapping[str, str]) -> list[str]:

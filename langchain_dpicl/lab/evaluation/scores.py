@@ -112,7 +112,7 @@ def text_values(
     """Return `text_measures` and ``meaning`` of texts by run and query, against the queries' references."""
     texts = [text for run in runs for text in run]
     wide = [*references] * len(runs)
-    measures = {**text_measures(texts, wide), "meaning": meaning_scores(texts, wide, embeddings)}
+    measures = text_measures(texts, wide) | {"meaning": meaning_scores(texts, wide, embeddings)}
     return {name: Value.of(np.reshape(found, (len(runs), -1))) for name, found in measures.items()}
 
 

@@ -272,8 +272,8 @@ class Author:
 
     def candidates(self, query: str, count: int) -> list[str]:
         """Return at most so many sampled answers without examples."""
-        found = self._kept(("candidates", key_of(query), count), self._candidate, [()] * count, query)
-        return [text for text in found if text]
+        key = ("candidates", key_of(query), count)
+        return [text for text in self._kept(key, self._candidate, [()] * count, query) if text]
 
     def from_words(self, words: ReleasedKeywords, query: str) -> str:
         """Return the text that the model makes of released keywords, without any example."""
@@ -353,9 +353,11 @@ class TextStudy:
     @cached_property
     def _vectors(self) -> list[list[list[Any]]]:
         """By query, sample and member: the embedding of its text, the only row; None without a text."""
-        embed = self.embeddings.embed_documents
         return [
-            [[embed([text]) if text else None for text in texts[: self.plan.members]] for texts in samples]
+            [
+                [self.embeddings.embed_documents([text]) if text else None for text in texts[: self.plan.members]]
+                for texts in samples
+            ]
             for samples in self.written
         ]
 
