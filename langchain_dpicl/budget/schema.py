@@ -42,6 +42,8 @@ from langchain_dpicl.errors import LedgerError
 from langchain_dpicl.store import sql
 
 VERSION = 7
+EARLIER = 6
+"""The version that `upgrade` brings to today's."""
 SQLITE_APPLICATION_ID = 0x44504943  # "DPIC"
 UNLIMITED = 2**62
 ADVICE = (
@@ -202,18 +204,26 @@ def key_of(connection: Connection, name: str) -> bytes:
     return bytes.fromhex(found)
 
 
+def wait_for_others(connection: Connection) -> None:
+    """Wait for other workers that make or change the tables, until the transaction ends."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+
+
 def open_schema(connection: Connection, *, create: str | None) -> None:
     """Make the tables, or check them, within the caller's transaction.
 
     ``create`` is the identity of a ledger that may be made; None if none may. Raises `LedgerError` for a ledger that
     is not there, that another version wrote, or that has lost tables.
     """
-    if connection.dialect.name == "postgresql":  # workers that start together wait for the first
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+    wait_for_others(connection)  # workers that start together wait for the first
     if present := tables_of(connection):
         version = read_meta(connection, "schema_version") if "dpicl_meta" in present else None
         if version not in (None, str(VERSION)):
-            raise LedgerError(f"the ledger has schema version {version}; this release reads version {VERSION} alone")
+            cure = "; `dpicl upgrade PATH` brings it to today's form" if version == str(EARLIER) else ""
+            raise LedgerError(
+                f"the ledger has schema version {version}; this release reads version {VERSION} alone{cure}"
+            )
         if version is None or present != set(metadata.tables):
             raise LedgerError(f"the ledger has lost tables; {ADVICE}")
         return

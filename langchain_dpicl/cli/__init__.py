@@ -39,6 +39,7 @@ COMMANDS = {
         "try a configuration's chain on public examples, at no cost: prompts, outputs, errors",
     ),
     "serve": ("serve", "answer over HTTP, with keys, limits and several workers on one budget"),
+    "upgrade": ("upgrade", "bring a configuration or a ledger of an earlier release to today's form"),
     "evaluate": (".lab.measure", "measure private answers on a task with known answers"),
     "audit": (".lab.measure", "attack the mechanisms: a lower bound on epsilon beside the claimed one"),
 }

@@ -1,0 +1,272 @@
+"""The command that brings an earlier release's files to today's form: ``upgrade``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_dpicl.cli import add_run, add_witness, show
+from langchain_dpicl.durable import replacing, sync_folder
+from langchain_dpicl.errors import InvalidConfiguration, InvalidParameter
+
+if TYPE_CHECKING:
+    from langchain_dpicl.budget.upgrade import LedgerUpgrade
+
+KINDS: dict[str, dict[str, Any]] = {
+    "label_vote": {"kind": "label-vote"},
+    "candidate_vote": {"kind": "candidate-vote"},
+    "keywords_joint": {"kind": "joint-em"},
+    "keywords_ptr": {"kind": "ptr"},
+    "scores": {"kind": "vote", "scores": True},
+}
+"""The kinds of ``release`` that have another name today."""
+
+_ONE = (
+    "one address: several servers of a model stand behind one proxy, which also bounds their calls (docs/operations.md)"
+)
+_SECTIONS = {
+    *("chain", "head", "store", "model", "release", "selector", "budget", "keys", "server", "metrics"),
+}
+_WHAT = "PATH_OR_URL"
+_WANTED = "a server's configuration (YAML or TOML), a ledger's file, or its sqlite:/// or postgresql:// address"
+_AS_IT_IS = "this release reads it as it is, and there is nothing to upgrade"
+
+
+def upgrade_options(parser: Any) -> None:
+    """Bring what an earlier release wrote to today's form: a server's configuration, or a ledger.
+
+    examples:
+      dpicl upgrade server.yaml --dry-run
+      dpicl upgrade server.yaml
+      dpicl upgrade dpicl-budget.db
+      dpicl upgrade postgresql://desk@host/budgets --witness witness.db --key-file owners.key
+
+    Each is written whole, or not at all. What is in today's form already stays as it is.
+
+    In a configuration, renamed kinds of release get their names of today; comments and order stay, and the old file is
+    kept as FILE.bak. Settings that are gone are named, and then nothing is written.
+
+    Stop every process that uses a ledger first. It is converted in one transaction, and counts what it has counted.
+    """
+    add_run(parser, upgrade)
+    parser.add_argument("place", metavar=_WHAT, help="a configuration, a ledger's file, or its address")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be changed, and change nothing")
+    add_witness(parser)
+    key = "where the key of owners who pay is to stand (default: beside a ledger in a file, as LEDGER.key)"
+    parser.add_argument("--key-file", metavar="PATH", help=key)
+    lost = "for a ledger whose witness is lost; run `dpicl budget recover` after it"
+    parser.add_argument("--without-witness", action="store_true", help=lost)
+
+
+def upgrade(options: argparse.Namespace) -> int:
+    """Upgrade a file or a ledger."""
+    place = options.place
+    if "://" in place:
+        return _ledger(options, place)
+    path = Path(place)
+    if not path.is_file():
+        raise InvalidParameter(_WHAT, place, _WANTED)
+    with open(path, "rb") as file:
+        start = file.read(64)
+    if start.startswith(b"SQLite format 3\0"):
+        return _ledger(options, f"sqlite:///{path.absolute()}")
+    _refuse_other(path, start)
+    for name in ("witness", "key_file", "without_witness"):
+        if getattr(options, name):
+            raise InvalidParameter(f"--{name.replace('_', '-')}", getattr(options, name), "left out: it is a ledger's")
+    return _configuration(options, path.resolve())
+
+
+def _refuse_other(path: Path, start: bytes) -> None:
+    """`InvalidParameter` says what this file is, if it is another of the package's kinds."""
+    bound = None
+    if start.startswith(b"PK") and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = set(archive.namelist())
+        if "about.npy" in names:
+            bound = f"it is a head: {_AS_IT_IS}"
+        elif "header.npy" in names:
+            bound = f"it is a saved store: {_store(path)}"
+    elif start.startswith(b'{"format": "dpicl-notes-'):
+        bound = f"it holds the notes of a data file: {_AS_IT_IS}"
+    elif start.startswith(b'{"format": "dpicl-fit-'):
+        bound = f"it is an unfinished fit: {_AS_IT_IS}"
+    elif start.startswith(b'{"format": "dpicl-job-'):
+        bound = "it is the journal of an unfinished job, which no release reads any more: run the job again"
+    if bound is not None:
+        raise InvalidParameter(_WHAT, str(path), bound)
+
+
+def _store(path: Path) -> str:
+    from langchain_dpicl.errors import StoreFileError
+    from langchain_dpicl.store.file import read
+
+    try:
+        read(path, with_rows=False)
+    except StoreFileError:
+        return "an earlier release wrote it, or it is damaged: build it anew from the records"
+    return _AS_IT_IS
+
+
+# -- a ledger ----------------------------------------------------------------------------------------------------------
+
+
+def _ledger(options: argparse.Namespace, url: str) -> int:
+    from langchain_dpicl.budget.upgrade import upgrade as upgrade_ledger
+    from langchain_dpicl.store.sql import shown
+
+    found = upgrade_ledger(
+        url,
+        options.witness,
+        key_file=options.key_file,
+        without_witness=options.without_witness,
+        dry_run=options.dry_run,
+    )
+    if found is None:
+        facts = {"ledger": shown(url), "changed": False}
+        return show(options, facts, f"{shown(url)}: in today's form already; nothing was changed")
+    facts = {**found, "changed": not options.dry_run}
+    return show(options, facts, "\n".join(_told(found, options.dry_run)))
+
+
+def _told(found: LedgerUpgrade, dry_run: bool) -> Iterator[str]:
+    from langchain_dpicl.budget.schema import VERSION
+
+    done = "would become" if dry_run else "is now"
+    yield f"{found['ledger']}: schema version {found['version']} {done} {VERSION}; every charge counts as before"
+    for name in found["rewritten"]:
+        yield f"{name}: the shares of its structured answers are lists; its digest stays"
+    for budget in found["without_plan"]:
+        yield (
+            f"{budget['name']}: a budget without a plan, with {budget['releases']:,} releases. It stays, and all of "
+            f"its epsilon {budget['epsilon']:g} and delta {budget['delta']:g} counts as spent. Nothing can be charged "
+            "to it any more: use another name"
+        )
+    for start in found["fresh_starts"]:
+        yield (
+            f"{start['name']}: a fresh start of {start['announced'][:10]} ({start['reason']}). All budgets of this "
+            "ledger add up now, those before it too; keep this line if you need the reason"
+        )
+    if found["key_file"] is not None:
+        yield (
+            f"{found['key_file']}: the key of owners who pay {'would go' if dry_run else 'went'} from the ledger into "
+            "this file. Back it up apart from the ledger: without it no such budget answers"
+        )
+
+
+# -- a configuration ---------------------------------------------------------------------------------------------------
+
+
+def _configuration(options: argparse.Namespace, path: Path) -> int:
+    from langchain_dpicl.serving.secrets import mapping_of
+
+    before = mapping_of(_WHAT, path)
+    if not before.keys() & _SECTIONS:
+        raise InvalidParameter(_WHAT, str(path), _WANTED)
+    if mistakes := list(_gone(before)):
+        raise InvalidConfiguration(path.name, mistakes)
+    release = before.get("release")
+    kind = release.get("kind") if isinstance(release, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS:
+        facts = {"file": str(path), "changed": False, "changes": []}
+        return show(options, facts, f"{path.name}: no name of an earlier release is in it; nothing was changed")
+    old = path.read_bytes()
+    new = _renamed(path, old.decode("utf-8"), before, kind).encode("utf-8")
+    changes = [f"release.kind: {kind} -> {KINDS[kind]['kind']}"]
+    changes += ["release.scores: true is new"] if "scores" in KINDS[kind] else []
+    kept = path.with_name(f"{path.name}.bak")
+    if not options.dry_run:
+        _replace(path, kept, old, new)
+    facts = {"file": str(path), "changed": not options.dry_run, "changes": changes}
+    facts |= {} if options.dry_run else {"kept": str(kept)}
+    lines = [
+        f"{path.name}: would be changed" if options.dry_run else f"{path.name}: changed; the old file is {kept.name}"
+    ]
+    lines += [f"  {change}" for change in changes]
+    lines += [f"check it: dpicl serve --config {path.name} --check"] * (not options.dry_run)
+    return show(options, facts, "\n".join(lines))
+
+
+def _gone(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Settings that no release reads any more: the field, and what to do."""
+    model = values.get("model")
+    if isinstance(model, dict):
+        if "concurrency" in model:
+            yield "model.concurrency", "leave it out: it was for several servers, which stand behind one proxy now"
+        if isinstance(model.get("url"), list):
+            yield "model.url", _ONE
+
+
+def _renamed(path: Path, text: str, before: dict[str, Any], kind: str) -> str:
+    """The text with today's kind, and nothing else changed: it is read again to see so.
+
+    Every place that looks like the kind is tried, for the first whose change gives what is wanted.
+    `InvalidParameter` if there is none.
+    """
+    wanted = {**before, "release": {**before["release"], **KINDS[kind]}}
+    is_toml = path.suffix == ".toml"
+    for changed in _tries(text, kind, "=" if is_toml else ":"):
+        try:
+            if _parsed(changed, is_toml) == wanted:
+                return changed
+        except ValueError:
+            continue
+    names = ", ".join(f"{name}: {json.dumps(value)}" for name, value in KINDS[kind].items())
+    raise InvalidParameter("release.kind", kind, f"changed by hand here ({names}): it is not written in the usual way")
+
+
+def _tries(text: str, kind: str, sign: str) -> Iterator[str]:
+    """The text with one kind renamed, for each that it seems to hold; ``scores`` goes into a line of its own, or behind
+    the kind."""
+    newline = "\r\n" if "\r\n" in text else "\n"
+    more = f"scores{' = ' if sign == '=' else ': '}true"
+    written = rf"""(?<![\w-])(?P<key>["']?kind["']?[ \t]*{sign}[ \t]*)(?P<quote>["']?){kind}(?P=quote)"""
+    for found in re.finditer(written, text):
+        line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
+        value = f"{found['key']}{found['quote']}{KINDS[kind]['kind']}{found['quote']}"
+        head, tail = f"{text[: found.start()]}{value}", text[found.end() :]
+        if "scores" not in KINDS[kind]:
+            yield head + tail
+            continue
+        rest = tail.partition("\n")[0].rstrip("\r")
+        yield f"{head}{rest}{newline}{line}{more}{tail[len(rest) :]}"
+        yield f"{head}, {more}{tail}"
+
+
+def _parsed(text: str, is_toml: bool) -> Any:
+    """What a file holds. Raises `ValueError`."""
+    import yaml  # type: ignore[import-untyped]
+
+    if is_toml:
+        return tomllib.loads(text)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError from None
+
+
+def _replace(path: Path, kept: Path, old: bytes, new: bytes) -> None:
+    """Keep the old content, and put the new in its place, both whole. `InvalidParameter` if that cannot be done."""
+    problem = None
+    try:
+        mode = path.stat().st_mode & 0o777
+        if not (kept.exists() and kept.read_bytes() == old):  # else an earlier call was interrupted after it
+            with replacing(kept, mode=mode, is_new=True) as file:
+                file.write(old)
+        with replacing(path, mode=mode) as file:
+            os.chmod(file.name, mode)
+            file.write(new)
+        sync_folder(path)
+    except FileExistsError:
+        problem = f"a file beside which no {kept.name} is: the old file is kept under this name"
+    except OSError as error:
+        problem = f"a file that can be written ({error.strerror or type(error).__name__})"
+    if problem is not None:
+        raise InvalidParameter(_WHAT, str(path), problem)
