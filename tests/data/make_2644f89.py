@@ -1,0 +1,276 @@
+"""Make the files in tests/data/2644f89, ledgers with their witnesses and configurations, by the release of 2644f89.
+
+    git worktree add ../old 2644f89
+    PYTHONPATH=../old .venv/bin/python tests/data/make_2644f89.py tests/data/2644f89
+
+`chains` works with today's code too: the tests ask the same questions again. Every record is made up.
+
+- ledger.sqlite: a vote, two structured answers (one with means, one with a call for every owner), a budget for each
+  caller, one whose owners pay with tickets, and a fresh start on other data.
+- free.sqlite: a budget without a plan (`PrivacyBudget.filtered`) beside a vote.
+- killed.sqlite: a vote whose process was killed, with permits in hand.
+- expected.json: what that release said of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.runnables import RunnableLambda
+from pydantic import BaseModel, Field
+
+from langchain_dpicl import (
+    DPAggregate,
+    ExemplarStore,
+    NoisyVote,
+    PoissonExampleSelector,
+    PrivacyBudget,
+    PrivateEnsemble,
+    Structured,
+    acting_for,
+)
+
+LABELS = ["Positive", "Negative"]
+QUESTION = {"input": "what does text 3 say?"}
+OTHER = {"input": "what does text 4 say?"}
+
+
+class Visit(BaseModel):
+    """A made-up answer: two votes, a median and a mean."""
+
+    urgent: bool
+    age: int = Field(ge=0, le=100)
+    score: float = Field(ge=0.0, le=1.0)
+    room: int | None = Field(ge=1, le=9)
+
+
+def label(values: Any) -> str:
+    """The label of the first example."""
+    return str(values["examples"][0]["output"]) if values["examples"] else "Positive"
+
+
+def visit(values: Any) -> dict[str, Any]:
+    """The same for each call."""
+    return {"urgent": True, "age": 40, "score": 0.25, "room": 3}
+
+
+def store_of(first: int = 0, owners: int = 60) -> Any:
+    """Made-up texts, of these owners."""
+    rows = [
+        {"input": f"text {i}", "output": LABELS[i % 2], "owner": f"owner-{i}"} for i in range(first, first + owners)
+    ]
+    return ExemplarStore.from_records(rows, DeterministicFakeEmbedding(size=16), owner_key="owner")
+
+
+def chains(url: str) -> dict[str, Callable[[], tuple[Any, Any]]]:
+    """The budgets of ledger.sqlite by name: each opens its budget, with the chain that asks it."""
+
+    def made(name: str, aggregator: Any, member: Any, of: dict[str, Any], first: int = 0, **how: Any) -> Any:
+        budget = PrivacyBudget(3.0, 1e-5, how.pop("releases", 40), url, name, accept_noise=True, **how)
+        if name == "afresh" and hasattr(budget, "start_afresh") and not budget.is_frozen:
+            budget.start_afresh("the desk moved to another town")
+        ensemble = PrivateEnsemble(PoissonExampleSelector(store_of(first), **of), RunnableLambda(member))
+        return budget, ensemble | DPAggregate(aggregator, budget, return_receipt=True)
+
+    def vote() -> Any:
+        return NoisyVote(LABELS, mechanism="vote")
+
+    shared = {"members": 10, "rate": 0.5, "max_exemplars": 60}
+    gated = {"members": 10, "rate": 0.5, "threshold": -1.0, "eligible": 60, "nearest_to": "input"}
+    return {
+        "votes": lambda: made("votes", vote(), label, shared),
+        "visits": lambda: made("visits", Structured(Visit, means=["score"], weights={"age": 2.0}), visit, shared),
+        "calls": lambda: made("calls", Structured(Visit), visit, {"calls": 20}),
+        "callers": lambda: made("callers", vote(), label, shared, scope="per_principal"),
+        "tickets": lambda: made("tickets", vote(), label, gated, releases=5, tickets=True),
+        "afresh": lambda: made("afresh", vote(), label, shared, first=1000),
+    }
+
+
+def asked(chain: Any, question: dict[str, str], caller: str | None = None) -> dict[str, Any]:
+    """An answer with its receipt, as JSON holds it."""
+    if caller is None:
+        found = chain.invoke(question)
+    else:
+        with acting_for(caller):
+            found = chain.invoke(question)
+    answer = found["answer"]
+    return {
+        "answer": answer.model_dump() if isinstance(answer, BaseModel) else answer,
+        "number": found["receipt"]["number"],
+        "replayed": found["receipt"]["replayed"],
+        "id": found["receipt"]["id"],
+    }
+
+
+def state(budget: Any) -> dict[str, Any]:
+    """The numbers of a budget."""
+    if budget.scope == "per_principal":
+        callers = sorted(budget.principals())
+        return {
+            "spent": {who: budget.principals()[who] for who in callers},
+            "epsilon": {who: budget.epsilon_spent(who) for who in callers},
+        }
+    return {
+        "spent": {line: about["spent"] for line, about in budget.lines().items()},
+        "epsilon": budget.epsilon_spent(),
+    }
+
+
+def fill(url: str) -> dict[str, Any]:
+    """Ask the questions of ledger.sqlite."""
+    expected: dict[str, Any] = {"budgets": {}, "totals": {}}
+    for name, make in chains(url).items():
+        budget, chain = make()
+        callers = ["ann", "bob"] if name == "callers" else [None]
+        first = asked(chain, QUESTION, callers[0])
+        again = asked(chain, QUESTION, callers[0])
+        assert again["replayed"]
+        asked(chain, OTHER, callers[-1])
+        expected["budgets"][name] = {**state(budget), "first": first, "caller": callers[0]}
+        total = budget.total()
+        expected["totals"][name] = {key: total[key] for key in ("epsilon", "promised_epsilon", "delta")}
+        budget.close()
+    return expected
+
+
+def fill_free(url: str) -> dict[str, Any]:
+    """A budget without a plan, with two charges, beside a vote."""
+    budget = PrivacyBudget.filtered(2.0, 1e-5, url, "free")
+    selector = PoissonExampleSelector(store_of(), 10, rate=0.5, max_exemplars=60)
+    ensemble = PrivateEnsemble(selector, RunnableLambda(label))
+    chain = ensemble | DPAggregate(NoisyVote(LABELS, mechanism="vote"), budget, noise=40.0, return_receipt=True)
+    first = asked(chain, QUESTION)
+    asked(chain, OTHER)
+    told = {"spent": {"vote": budget.spent()}, "epsilon": budget.epsilon_spent(), "first": first}
+    budget.close()
+    budget, chain = chains(url)["votes"]()
+    first = asked(chain, QUESTION)
+    expected = {"free": told, "votes": {**state(budget), "first": first, "caller": None}}
+    budget.close()
+    return expected
+
+
+def fill_and_be_killed(url: str) -> None:
+    """Charge a large line until permits are granted ahead, say what was charged, and be killed."""
+    budget = PrivacyBudget(3.0, 1e-5, 4000, url, "large", accept_noise=True)
+    selector = PoissonExampleSelector(store_of(), 10, rate=0.5, max_exemplars=60)
+    ensemble = PrivateEnsemble(selector, RunnableLambda(label))
+    chain = ensemble | DPAggregate(NoisyVote(LABELS, mechanism="vote"), budget)
+    for i in range(12):
+        chain.invoke({"input": f"question {i}"})
+    print(json.dumps(state(budget)), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+MODEL = """\
+model:
+  url: http://127.0.0.1:8080/v1   # one server
+  name: tiny
+"""
+YAML = f"""\
+# A made-up desk. Its records stand elsewhere.
+store:    {{data: desk.jsonl, input_key: text, output_key: label}}
+{MODEL}release:
+%s
+selector: {{members: 10, shots: 4}}
+budget:   {{epsilon: 3, delta: 1.0e-5, releases: 100, ledger: "sqlite:///ledger.sqlite"}}
+
+keys:     # a name, and the hash of its key
+  desk: "0000000000000000000000000000000000000000000000000000000000000000"
+"""
+TOML = """\
+# A made-up desk. Its records stand elsewhere.
+[store]
+data = "desk.jsonl"
+input_key = "text"
+output_key = "label"
+
+%s
+[selector]
+members = 10
+
+[budget]
+epsilon = 3
+delta = 1e-5
+releases = 100
+ledger = "sqlite:///ledger.sqlite"   # relative to this file
+
+[keys]
+desk = "0000000000000000000000000000000000000000000000000000000000000000"
+"""
+RELEASES = {
+    "label_vote": ("  kind: label_vote\n  labels: [billing, technical]", 'kind = "label_vote"\nlabels = ["a", "b"]'),
+    "candidate_vote": (
+        "  kind: 'candidate_vote'   # not embedding\n  candidates: [yes it is, no it is not]",
+        'kind = \'candidate_vote\'   # not embedding\ncandidates = ["yes", "no"]',
+    ),
+    "keywords_joint": (
+        "  {kind: keywords_joint, k: 3, domain: [cold, warm, wet, dry]}",
+        'kind = "keywords_joint"\nk = 3',
+    ),
+    "keywords_ptr": ('  {k: 3, kind: "keywords_ptr"}', 'k = 3\nkind = "keywords_ptr"'),
+    "scores": (
+        "  kind: scores   # noisy counts\n  labels: [billing, technical]",
+        'kind = "scores"   # noisy counts\nlabels = ["a", "b"]',
+    ),
+}
+
+
+def write_configurations(folder: Path) -> None:
+    """A server's file for every kind that has another name today; the release of 2644f89 reads each."""
+    from langchain_dpicl.serving import config
+
+    data = folder / "desk.jsonl"  # that it is there is looked for
+    data.touch()
+    for kind, (in_yaml, in_toml) in RELEASES.items():
+        written = {
+            "yaml": (YAML.replace(MODEL, "") if kind == "label_vote" else YAML) % in_yaml,
+            "toml": TOML % f"[release]\n{in_toml}\n",
+        }
+        for ending, content in written.items():
+            path = folder / f"{kind}.{ending}"
+            path.write_text(content)
+            config.read(path)
+    data.unlink()
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    warnings.simplefilter("ignore")
+    urls = {name: f"sqlite:///{folder / name}.sqlite" for name in ("ledger", "free", "killed")}
+    expected: dict[str, Any] = {"ledger": fill(urls["ledger"]), "free": fill_free(urls["free"])}
+    command = [sys.executable, __file__, "--killed", urls["killed"]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    expected["killed"] = {"large": json.loads(done.stdout)}
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+    write_configurations(folder)
+    for name in ("ledger", "free", "killed"):  # without a log beside it
+        connection = sqlite3.connect(folder / f"{name}.sqlite")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.execute("VACUUM")
+        connection.close()
+    for empty in [*folder.glob("*.lock"), *folder.glob("*-journal")]:
+        empty.unlink()
+
+
+if __name__ == "__main__":
+    import make_2644f89  # the name of `Visit` is a part of what a replay compares
+
+    if sys.argv[1] == "--killed":
+        warnings.simplefilter("ignore")
+        make_2644f89.fill_and_be_killed(sys.argv[2])
+    make_2644f89.main(Path(sys.argv[1]).absolute())
