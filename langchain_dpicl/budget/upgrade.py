@@ -5,8 +5,8 @@ answers and used tickets keep every number. Each plan keeps the digest that it w
 is written anew: the digest is the name by which the witness, the counters and the queries know the plan, and nothing
 compares it with the content. What version 7 does not have is accounted for before it goes:
 
-- ``dpicl_filters``: a budget without a plan keeps its rows and its name, and nothing can be charged to it. All of its
-  epsilon and delta counts from now on, whatever its filter had spent.
+- ``dpicl_filters``: a budget without a plan keeps its rows and its name, and nothing can be charged to it. Today's code
+  gives no total of a ledger that holds one (`terms.plan_of`), so no sum leaves it out.
 - ``dpicl_acts``, ``generation`` and ``fingerprint``: a plan after a fresh start was added up with later ones alone. All
   plans of the ledger add up now.
 - ``fingerprint_key``: it makes the marks of owners who pay, and goes into the key file, which is written first. A
@@ -42,7 +42,7 @@ _COUNTED = _COUNTED.outerjoin(counters, counters.c.plan_id == plans.c.id).order_
 
 
 class WithoutPlan(TypedDict):
-    """A budget without a plan, all of which counts as spent."""
+    """A budget without a plan: what it promised, and how many releases it made."""
 
     name: str
     epsilon: float

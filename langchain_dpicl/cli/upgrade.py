@@ -145,9 +145,10 @@ def _told(found: LedgerUpgrade, dry_run: bool) -> Iterator[str]:
         yield f"{name}: the shares of its structured answers are lists; its digest stays"
     for budget in found["without_plan"]:
         yield (
-            f"{budget['name']}: a budget without a plan, with {budget['releases']:,} releases. It stays, and all of "
-            f"its epsilon {budget['epsilon']:g} and delta {budget['delta']:g} counts as spent. Nothing can be charged "
-            "to it any more: use another name"
+            f"{budget['name']}: a budget without a plan, with {budget['releases']:,} releases. It stays, and nothing "
+            "can be charged to it any more: use another name. No total of this ledger is given while it is there "
+            f"(PlanMismatch): count all of its epsilon {budget['epsilon']:g} and delta {budget['delta']:g} beside the "
+            "other budgets"
         )
     for start in found["fresh_starts"]:
         yield (
@@ -157,7 +158,8 @@ def _told(found: LedgerUpgrade, dry_run: bool) -> Iterator[str]:
     if found["key_file"] is not None:
         yield (
             f"{found['key_file']}: the key of owners who pay {'would go' if dry_run else 'went'} from the ledger into "
-            "this file. Back it up apart from the ledger: without it no such budget answers"
+            "this file. Back it up apart from the ledger, and name it as key_file if it is not beside it: without it "
+            "no such budget answers"
         )
 
 

@@ -140,7 +140,8 @@ def test_a_budget_without_a_plan_stays_and_is_refused_by_name(
     before = [ask(path, f"SELECT * FROM {name}") for name in ("dpicl_counters", "dpicl_charges", "dpicl_queries")]
     code, out, _ = run(capsys, path)
     assert code == 0
-    assert "free: a budget without a plan, with 2 releases. It stays, and all of its epsilon 2 and delta 1e-05" in out
+    assert "free: a budget without a plan, with 2 releases. It stays, and nothing can be charged" in out
+    assert "count all of its epsilon 2 and delta 1e-05 beside" in out
     after = [ask(path, f"SELECT * FROM {name}") for name in ("dpicl_counters", "dpicl_charges", "dpicl_queries")]
     assert after == before
     with pytest.raises(PlanMismatch, match="'free' has no plan"):
@@ -148,6 +149,8 @@ def test_a_budget_without_a_plan_stays_and_is_refused_by_name(
     budget, chain = made.chains(f"sqlite:///{path}")["votes"]()
     assert made.asked(chain, made.QUESTION) == {**EXPECTED["free"]["votes"]["first"], "replayed": True}
     assert made.asked(chain, made.OTHER)["number"] == 2
+    with pytest.raises(PlanMismatch, match="'free'"):
+        budget.total()
     budget.close()
 
 
