@@ -22,13 +22,13 @@ from langchain_dpicl.decoding.exemplars import Exemplars
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.profile import Subsampled
 
-RATE, BOUND, QUESTIONS, TICKETS = 0.3, 1.5, 4, 1
+RATE, BOUND, QUESTIONS, TICKETS = 0.3, 1.5, 3, 1
 EPSILONS = np.array([0.0, 0.3, 0.6, math.log1p(RATE * math.expm1(BOUND))])
 RECORDS = [{"input": "ann 0", "owner": "ann"}, {"input": "bob 170", "owner": "bob"}]
 
 
 def law(owners: int, folder: Path, patch: pytest.MonkeyPatch) -> dict[str, float]:
-    """The exact law of four answers of one token each, on a ledger whose owners have one ticket."""
+    """The exact law of three answers of one token each, on a ledger whose owners have one ticket."""
     store = ExemplarStore.from_records(RECORDS[2 - owners :], Degrees(), output_key=None, owner_key="owner")
     selector = PoissonExampleSelector(store, 2, rate=RATE, max_exemplars=1, threshold=0.5)
     model = TableModel(lambda shown, _: [40.0, 0.0] if shown else [0.0, 0.0], "xy")
@@ -88,8 +88,8 @@ def gives_back_to_the_unsampled(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore::langchain_dpicl.errors.PrivacyWarning")
 def test_27_tickets_back_to_the_unsampled_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every coin and token of four questions enumerated, on real ledgers. At epsilon log(1 + q (e^eps0 - 1)), where one
-    token has delta 0, the mutant has .03 after four questions, and .044 after many."""
+    """Every coin and token of three questions enumerated, on real ledgers. At epsilon log(1 + q (e^eps0 - 1)), where one
+    token has delta 0, the mutant has .027 after three questions, .030 after four, and .044 after many."""
     assert excess(tmp_path, monkeypatch) <= 1e-12
     (tmp_path / "mutant").mkdir()
     with monkeypatch.context() as patch:
