@@ -88,8 +88,8 @@ def gives_back_to_the_unsampled(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore::langchain_dpicl.errors.PrivacyWarning")
 def test_27_tickets_back_to_the_unsampled_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every coin and token of three questions enumerated, on real ledgers. At epsilon log(1 + q (e^eps0 - 1)), where one
-    token has delta 0, the mutant has .027 after three questions, .030 after four, and .044 after many."""
+    """Every coin and token of three questions enumerated, on real ledgers. At epsilon log(1 + q (e^eps0 - 1)), where
+    one token has delta 0, the mutant has .027 after three questions, .030 after four, and .044 after many."""
     assert excess(tmp_path, monkeypatch) <= 1e-12
     (tmp_path / "mutant").mkdir()
     with monkeypatch.context() as patch:
