@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from langchain_dpicl import ExemplarStore, PoissonExampleSelector, PostgresExemplarStore, PrivacyBudget
 from langchain_dpicl.budget import BudgetLine
 
-sys.path.append(str(Path(__file__).parents[1] / "integration"))
+sys.path.append(str(Path(__file__).parents[1]))
 import pgvector_server  # type: ignore[import-not-found]
 
 TICKETS = 5000

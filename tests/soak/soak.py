@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / each) for each in ("integration", "unit", "soak"))]
+sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / each) for each in ("", "unit", "soak"))]
 
 from chat_server import Reply, chat_server  # noqa: E402
 from http_server import asked, hang_up, until  # noqa: E402

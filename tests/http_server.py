@@ -177,7 +177,7 @@ def dpicl_serve(
 @contextlib.contextmanager
 def configured(folder: Path, port: int, path: str, keys: dict[str, str], **environment: str) -> Iterator[Served]:
     """``dpicl serve`` with the folder's ``server.yaml``."""
-    tests = str(Path(__file__).parents[1])
+    tests = str(Path(__file__).parent)
     command = [sys.executable, "-m", "langchain_dpicl", "serve", "--config", str(folder / "server.yaml")]
     around = {**os.environ, "PYTHONPATH": tests, **environment}
     with (folder / "log").open("wb") as log:
