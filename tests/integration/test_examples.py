@@ -1,82 +1,31 @@
-"""The example scripts, the demonstration and `dpicl answer` with the real models: what a newcomer runs first.
-
-They run in this process, which loads each model once and embeds each text once. That a script also runs by itself is
-shown by the quickstart, which has a process of its own.
+"""What a newcomer runs first, with the embedded model: one example of classification and one of RAG, by themselves, and
+`dpicl answer` on a file. All the other examples are in `tests/lab`.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import os
-import re
-import runpy
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from replies import PUBLIC_REPLIES, PUBLIC_WORDS
 
 from langchain_dpicl.cli import main
 from langchain_dpicl.demo.inbox import DEMO_LABELS, demo_inbox
-from langchain_dpicl.local import LocalEmbeddings
-from langchain_dpicl.release.base import SPENT
 from langchain_dpicl.store.datafile import read_records
 
 ROOT = Path(__file__).parents[2]
-Run = Callable[..., list[str]]
 CUSTOMERS = "150"
 """Of the examples' inbox: embedding all 800 of them takes longer than anything else here."""
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600), pytest.mark.asks_first]
 
-
-@pytest.fixture(scope="module")
-def embedded_once() -> Iterator[None]:
-    """Keep every text's vector: all examples embed the same inbox."""
-    vectors: dict[str, list[float]] = {}
-    real = LocalEmbeddings.embed_documents
-
-    def embed(self: LocalEmbeddings, texts: list[str]) -> list[list[float]]:
-        fresh = list(dict.fromkeys(text for text in texts if text not in vectors))
-        vectors.update(zip(fresh, real(self, fresh), strict=True))
-        return [list(vectors[text]) for text in texts]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalEmbeddings, "embed_documents", embed)
-        yield
-
-
-@pytest.fixture
-def run(
-    embedded_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
-    """run("classify.py") runs an example; run("demo", "--json") a command. The lines that it prints."""
-
-    def ran(name: str, *options: str) -> list[str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        if name != "demo":
-            monkeypatch.setenv("DPICL_DEMO_CUSTOMERS", CUSTOMERS)
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            if name.endswith(".py"):
-                runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
-            else:
-                assert main([name, *options]) == 0
-        return capsys.readouterr().out.splitlines()
-
-    return ran
-
-
-def test_the_quickstart_runs_as_it_stands(tmp_path: Path) -> None:
+def run(name: str, folder: Path) -> list[str]:
+    """Run an example in a process of its own. The lines that it prints."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "quickstart.py")],
-        cwd=tmp_path,
+        [sys.executable, str(ROOT / "examples" / name)],
+        cwd=folder,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "DPICL_DEMO_CUSTOMERS": CUSTOMERS},
         capture_output=True,
         text=True,
@@ -84,56 +33,20 @@ def test_the_quickstart_runs_as_it_stands(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    lines = done.stdout.splitlines()
-    assert lines[-2] in DEMO_LABELS
-    assert "spent=1" in lines[-1]
-    shown = (ROOT / "README.md").read_text()
-    code = (ROOT / "examples" / "quickstart.py").read_text().split('"""\n\n', 1)[1]
-    assert code.strip() in shown, "the README shows this very file"
+    return done.stdout.splitlines()
 
 
-def test_a_head_is_released_once_and_answers_without_a_charge(run: Run) -> None:
-    answer, score, *pairs = run("release_once.py")
-    assert ast.literal_eval(answer)["label"] in DEMO_LABELS
-    assert re.fullmatch(r"\d+ of 60 questions right; spent: 1 of 1 release, once", score)
-    assert len(pairs) == 3
-    assert all(any(f"'output': '{label}'" in pair for label in DEMO_LABELS) for pair in pairs)
+def test_the_readme_shows_the_quickstart_as_it_stands() -> None:
+    shown = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8").split('"""\n\n', 1)[1]
+    assert code.strip() in shown
 
 
-def test_the_embedding_mean_answers_with_a_public_sentence(run: Run) -> None:
-    answer, receipt = run("reply_by_embedding.py")
-    assert answer in PUBLIC_REPLIES
-    assert receipt.startswith("embedding:embedding:1: epsilon ")
-    assert "spent=1" in receipt
-
-
-def test_a_ticket_is_filled_in_as_an_instance_of_its_model_for_one_charge(run: Run) -> None:
-    ticket, receipt = run("extract.py")
-    found = re.fullmatch(r"Ticket\(desk='(\w+)', visit=(True|False), days=(\d+)\)", ticket)
-    assert found is not None
-    assert found[1] in DEMO_LABELS
-    assert 0 <= int(found[3]) <= 30
-    assert receipt.startswith("tickets:structured:1 ")
-    assert "spent=1" in receipt
-
-
-def test_joint_em_answers_with_ranked_public_words_and_a_text(run: Run) -> None:
-    words, *_, budget = run("reply_by_joint_em.py")
-    released = [word.strip("'[]") for word in words.split(", ")]
-    assert len(set(released)) == 4
-    assert set(released) <= set(PUBLIC_WORDS)
-    assert "spent=1" in budget, "the second question is the first again: it is replayed"
-
-
-def test_propose_test_release_answers_with_words_or_says_that_it_does_not(run: Run) -> None:
-    first, *text, budget = run("reply_by_ptr.py")
-    assert first.endswith("] released") or first == "[] zero-shot fallback"
-    assert "".join(text).strip()
-    assert "spent=1" in budget
-
-
-def test_a_batch_is_charged_together_and_then_the_budget_says_no(run: Run) -> None:
-    *answers, again, refusal = run("classify.py")
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(600)
+def test_a_batch_is_charged_together_and_then_the_budget_says_no(tmp_path: Path) -> None:
+    *answers, again, refusal = run("classify.py", tmp_path)
     labels = [line.split()[0] for line in answers[::2]]
     assert len(labels) == 2
     assert set(labels) <= set(DEMO_LABELS)
@@ -142,33 +55,11 @@ def test_a_batch_is_charged_together_and_then_the_budget_says_no(run: Run) -> No
     assert "0 of 2 releases left" in refusal
 
 
-def test_an_agent_reads_an_answer_and_then_that_the_budget_is_spent(run: Run) -> None:
-    spoken = [line.split(maxsplit=1) for line in run("agent.py")]
-    assert [who for who, _ in spoken] == ["human", "ai", "tool", "ai", "tool", "ai"]
-    assert spoken[2][1] in DEMO_LABELS
-    assert spoken[4][1] == SPENT
-
-
-def test_a_server_answers_its_client_and_nobody_without_a_key(run: Run) -> None:
-    answered, refused = run("serve.py")
-    assert answered.split()[0] in DEMO_LABELS
-    assert answered.endswith("for front-desk with 99 left")
-    assert "Unauthorized" in refused
-
-
-def test_a_reply_is_written_token_by_token_and_its_demonstrations_fit_a_prompt(run: Run, tmp_path: Path) -> None:
-    reply, budget, *prompt, spent = run("write.py")
-    assert reply.strip()
-    assert "releases=100" in budget
-    assert prompt[0].startswith("Patient: ")
-    assert prompt[-2:] == ["Patient: My tablets are nearly empty.", "Clinic:"]
-    assert spent.endswith("the prompt may be shown to any model, for ever")
-    lines = (tmp_path / "demonstrations.jsonl").read_text().splitlines()
-    assert len(lines) == 2
-
-
-def test_both_private_variants_of_a_retrieval_chain_answer_with_a_desk_and_its_receipt(run: Run) -> None:
-    naive, rehearsed, wrapped, retrieved, budget = run("rag.py")
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(600)
+def test_both_private_variants_of_a_retrieval_chain_answer_with_a_desk_and_its_receipt(tmp_path: Path) -> None:
+    naive, rehearsed, wrapped, retrieved, budget = run("rag.py", tmp_path)
     assert naive.startswith("not private: ")
     assert rehearsed == "rehearsal passed: True"
     name, desk, receipt = wrapped.split()
@@ -179,59 +70,15 @@ def test_both_private_variants_of_a_retrieval_chain_answer_with_a_desk_and_its_r
     assert "spent=1" in budget
 
 
-@pytest.mark.slow
-def test_a_graph_searches_one_patients_messages_in_each_call(run: Run) -> None:
-    naive, rehearsed, private, budget = run("graph_rag.py")
-    assert naive.startswith("not private: ")
-    assert rehearsed == "rehearsal passed: True"
-    assert private in [f"private: {label}" for label in DEMO_LABELS]
-    assert "spent=1" in budget
-
-
-@pytest.mark.slow
-def test_an_agent_is_rehearsed_on_public_messages_and_searches_with_its_tool(run: Run) -> None:
-    first, *rehearsed, answered, budget = run("agent_rag.py")
-    assert first == "rehearsal passed; nothing was charged, no private record was read"
-    assert any("I lost my glasses." in line for line in rehearsed)
-    label, truth = answered.split(" is right: ")
-    assert {label, truth} <= set(DEMO_LABELS)
-    assert "spent=1" in budget
-
-
-def test_a_store_follows_a_collection_in_chroma(run: Run) -> None:
-    before, changes, after, budget = run("sync_chroma.py")
-    count, owners = (int(word) for word in before.split() if word.isdigit())
-    changed = ast.literal_eval(changes)
-    assert (changed["num_added"], changed["num_updated"]) == (1, 1)
-    assert changed["num_deleted"] >= 1
-    assert changed["num_skipped"] == count - changed["num_deleted"] - 1
-    assert [int(word) for word in after.split() if word.isdigit()] == [count + 1 - changed["num_deleted"], owners]
-    assert {before.rsplit(maxsplit=1)[1], after.rsplit(maxsplit=1)[1]} <= set(DEMO_LABELS)
-    assert "spent=2" in budget
-
-
-@pytest.mark.slow
-def test_the_demo_answers_privately_and_beats_zero_shot(run: Run) -> None:
-    """Twelve held-out messages: zero-shot is right on 1 in 3, so the private answers reach 7 of 12 by luck with a
-    probability of 7 %; what they reach with the model is measured by `dpicl demo` itself on more messages."""
-    result: dict[str, Any] = json.loads("\n".join(run("demo", "--held-out", "12", "--json")))
-    assert result["held_out"] == 12
-    accuracy = result["accuracy"]
-    assert accuracy["private"] >= 7 / 12
-    assert accuracy["private"] > accuracy["zero-shot"]
-    for entry in result["answers"]:
-        assert entry["private"] in DEMO_LABELS
-        assert entry["receipt"]["epsilon_spent"] <= 3.0
-        assert entry["head"] in DEMO_LABELS
-    assert [entry["receipt"]["number"] for entry in result["answers"]] == [1, 2, 3]
-    assert result["ensemble"]["remaining"] == 100 - 15
-    head = result["head"]
-    assert (head["answers"], head["remaining"], head["epsilon_spent"]) == (60, None, 3.0)
-    assert head["accuracy"] >= 0.7, "by chance 1 in 3: 42 of 60 with a probability below 1e-7; measured: all of them"
-
-
-def test_the_users_own_csv_is_answered(run: Run, tmp_path: Path) -> None:
+@pytest.mark.model
+@pytest.mark.timeout(600)
+@pytest.mark.asks_first
+def test_the_users_own_csv_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same job on a file, with the model of the demonstration."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     private, questions = demo_inbox(customers=120, questions=2)
     rows = ["text,label,customer"]
     rows += [
@@ -239,9 +86,9 @@ def test_the_users_own_csv_is_answered(run: Run, tmp_path: Path) -> None:
     ]
     (tmp_path / "inbox.csv").write_text("\n".join(rows), encoding="utf-8")
     assert len(read_records(tmp_path / "inbox.csv")) == len(private)
-    command = ["--data", str(tmp_path / "inbox.csv"), "--labels", ",".join(DEMO_LABELS)]
-    more = ["--epsilon", "8", "--releases", "10", "--owner-key", "customer", "--members", "5", "--shots", "3", "--json"]
-    result = json.loads("\n".join(run("answer", *command, *more, "--question", questions[0]["text"])))
-    (entry,) = result["answers"]
+    command = ["answer", "--data", str(tmp_path / "inbox.csv"), "--labels", ",".join(DEMO_LABELS)]
+    command += ["--epsilon", "8", "--releases", "10", "--owner-key", "customer", "--members", "5", "--shots", "3"]
+    assert main([*command, "--json", "--question", questions[0]["text"]]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)["answers"]
     assert entry["private"] in (*DEMO_LABELS, None)
     assert entry["receipt"]["remaining"] == 9

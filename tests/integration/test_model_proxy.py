@@ -19,7 +19,7 @@ from chat_server import ChatServer, Reply, chat_server
 from http_server import free_port, until
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from test_deployment import NGINX, blocks
+from pages import NGINX, blocks
 
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import ABSTAIN

@@ -25,13 +25,13 @@ import pytest
 from gguf import GGUFReader, GGUFWriter
 from http_server import until
 from ledger_files import AFTER_A_KILL
+from pages import NGINX, blocks
 from pgvector_server import Cluster, NoServer, ask
 
 from langchain_dpicl import PrivacyBudget
 from langchain_dpicl.local.weights import model_path
 from langchain_dpicl.serving.guards import hash_of, new_key
 
-DOCS = Path(__file__).parents[2] / "docs"
 PROXY, WORKERS, MODELS, DATABASE = "http://127.0.0.1:7100", (7101, 7102), (7201, 7202), 7132
 OWNERS, ASKED, LAYERS = 400, 6, 3
 
@@ -59,18 +59,6 @@ params.verbosity = -1
 server = native.Server(params)
 signal.pause()
 """
-NGINX = """
-pid nginx.pid;
-error_log nginx.log;
-events {}
-http {
-    access_log off;
-    client_body_temp_path body; proxy_temp_path proxied; fastcgi_temp_path fast; uwsgi_temp_path uwsgi;
-    scgi_temp_path scgi;
-    include models.conf;
-    include proxy.conf;
-}
-"""
 
 
 def first_layers(model: Path, layers: int, to: Path) -> None:
@@ -90,13 +78,6 @@ def first_layers(model: Path, layers: int, to: Path) -> None:
     writer.close()
 
 
-def blocks(page: str, language: str, title: str) -> list[str]:
-    """The fenced blocks of a language in a section."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    section = text.partition(f"## {title}\n")[2].partition("\n## ")[0] if title else text
-    return re.findall(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-
-
 @dataclass
 class Deployed:
     """What runs."""
@@ -105,6 +86,7 @@ class Deployed:
     key: str
     metrics: str
     ledger: str
+    session: int = 0
     numbers: list[int] = field(default_factory=list)
     client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=500))
 
@@ -130,10 +112,12 @@ class Deployed:
         return sum(float(value) for value in re.findall(r"^dpicl_charges_total\{.*\} (\S+)$", text, re.MULTILINE))
 
     def process(self, *words: str) -> list[int]:
-        """The processes with all of these words in their command."""
+        """The deployment's own processes with all of these words in their command."""
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
+                if os.getsid(int(entry.name)) != self.session:
+                    continue
                 command = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
                 if all(word in command or any(part.endswith(f"/{word}") for part in command) for word in words):
                     found.append(int(entry.name))
@@ -202,6 +186,7 @@ def deployed(database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with (folder / "log").open("wb") as log:
         how: dict[str, Any] = {"cwd": folder, "env": around, "stdout": log, "stderr": log, "start_new_session": True}
         process = subprocess.Popen(["bash", "-ec", start], **how)
+        found.session = process.pid
         try:
             said = (folder / "log").read_text
             assert process.wait(600) == 0, said()

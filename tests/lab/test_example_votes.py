@@ -1,7 +1,4 @@
-"""The quickstart's answer: how likely it is, by the votes of the embedded model, which a slow test counts again.
-
-A file of its own, so that it runs beside the other examples.
-"""
+"""The quickstart's answer: how likely it is, by the votes of the embedded model, which a slow test counts again."""
 
 from __future__ import annotations
 
