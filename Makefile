@@ -49,9 +49,11 @@ PYTEST := PYTHONHASHSEED=0 OMP_NUM_THREADS=1 OMP_THREAD_LIMIT=1 $(BIN)/python -m
 test: $(DEV)
 	$(PYTEST) -m "not slow" --junitxml=build/tests.xml
 
+# Each worker imports all that it collects: no files without slow tests. (`tests/conftest.py` keeps marks in plain sight.)
 # And once more with as many threads as there are cores, and nothing beside it, what must not depend on other calls.
 test-slow: $(DEV)
-	$(PYTEST) -m slow --ignore=tests/lab --junitxml=build/tests-slow.xml
+	$(PYTEST) -m slow --junitxml=build/tests-slow.xml \
+	  $$(grep -rl --include='test_*.py' --exclude-dir=lab 'mark\.slow' tests | sort)
 	$(BIN)/python -m pytest -k bit_identical $(addprefix tests/integration/,test_local.py test_logits_models.py test_scoring_model.py)
 
 # The long tests of what measures releases and makes none, and of whole examples. Run them before a release. They keep the

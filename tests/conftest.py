@@ -328,6 +328,14 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
         keep_on(ALL_CORES)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test-slow` collects the files that say ``mark.slow``: a mark from elsewhere would leave its test out."""
+    marked = {item.path for item in items if item.get_closest_marker("slow")}
+    if hidden := [path.name for path in sorted(marked) if "mark.slow" not in path.read_text(encoding="utf-8")]:
+        raise pytest.UsageError(f"slow tests in files that do not say mark.slow: {', '.join(hidden)}")
+
+
 def skip_reasons(config: pytest.Config) -> Counter[str]:
     """Why tests were skipped, and how many for each reason."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
