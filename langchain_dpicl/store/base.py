@@ -30,7 +30,15 @@ from langchain_dpicl.errors import PrivacyWarning, StoreError, UnsafeConfigurati
 from langchain_dpicl.private import PrivateRecords
 from langchain_dpicl.store.filters import MetadataFilter
 from langchain_dpicl.store.notes import DataNotes, OpenedBudget, merged
-from langchain_dpicl.store.records import Batch, Owners, RecordKeys, Vectors, aembed_query, check_records, embed_query
+from langchain_dpicl.store.records import (
+    Batch,
+    Owners,
+    RecordKeys,
+    Vectors,
+    aembed_query,
+    check_records,
+    embed_query,
+)
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -54,7 +62,10 @@ MARK = 16
 def embedder_of(embeddings: object) -> str:
     """The name of an embedding model: its class, and the model that it names."""
     named = (getattr(embeddings, name, None) for name in ("model", "model_name", "deployment", "path"))
-    model = next((str(found) for found in named if isinstance(found, (str, os.PathLike)) and str(found)), "")
+    model = next(
+        (str(found) for found in named if isinstance(found, (str, os.PathLike)) and str(found)),
+        "",
+    )
     return f"{type(embeddings).__name__}({model})"
 
 
@@ -80,7 +91,7 @@ class Arrival:
 
 
 class Parting(NamedTuple):
-    """What `_tell` is to tell of an owner: exemplars' ids, what ends it in the ledgers."""
+    """The news of an owner for `_tell`: its exemplars' ids, and the calls that end it in the ledgers."""
 
     ids: Sequence[int] = ()
     ends: Sequence[Callable[[], object]] = ()
@@ -110,7 +121,7 @@ class StoreView(ABC):
 
     @abstractmethod
     def passing(self, rows: Numbers, wanted: MetadataFilter) -> NDArray[np.bool_]:
-        """Which of these rows' exemplars pass a filter. One that cannot be read does not."""
+        """Return a mask of the rows whose exemplars pass a filter. One that cannot be read does not pass."""
 
     @abstractmethod
     def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
@@ -210,7 +221,11 @@ class PrivateStore(PrivateRecords, ABC):
         given their ids away by then, they get new ones, and `on_forget` names the old. In a database other workers see
         them from their next reading on.
         """
-        keys = RecordKeys(self.input_key, self.output_key, self.owner_key if owner_key is None else owner_key)
+        keys = RecordKeys(
+            self.input_key,
+            self.output_key,
+            self.owner_key if owner_key is None else owner_key,
+        )
         batch = check_records(records, keys, ids)
         if not batch.texts:
             return []
@@ -231,8 +246,9 @@ class PrivateStore(PrivateRecords, ABC):
         self._watchers.append(watcher)
 
     def _hear(self, ids: Sequence[int]) -> None:
-        for watcher in self._watchers if len(ids) else []:
-            watcher(ids)
+        if len(ids):
+            for watcher in self._watchers:
+                watcher(ids)
 
     def on_owner_forgotten(self, watcher: OwnerWatcher) -> None:
         """At every `forget` of this object, let a ledger whose owners pay with tickets know the owner's mark.
@@ -255,22 +271,27 @@ class PrivateStore(PrivateRecords, ABC):
         failed: Exception | None = None
         if identity is None:
             return Parting(ids)
+        mark_of = partial(owner_mark, content=identity, named=is_named)
         for watcher in self._owner_watchers:
             try:
-                ends.append(watcher(self.mark_keys(), partial(owner_mark, content=identity, named=is_named)))
+                ends.append(watcher(self.mark_keys(), mark_of))
             except Exception as error:
                 failed = failed or error
         return Parting(ids, ends, failed)
 
     def _tell(self, gone: Parting) -> None:
         """Call the watchers about an owner that went."""
-        told: list[Callable[[], object]] = [*(partial(watcher, gone.ids) for watcher in self._watchers), *gone.ends]
+        told: list[Callable[[], object]] = [
+            *(partial(watcher, gone.ids) for watcher in self._watchers),
+            *gone.ends,
+        ]
         failed: BaseException | None = gone.failed
         for tell in told:  # if a ledger cannot be written, others still hear
             try:
                 tell()
             except BaseException as error:
-                failed = error if failed is None or not isinstance(error, Exception) else failed
+                if failed is None or not isinstance(error, Exception):
+                    failed = error
         if failed is not None:
             raise failed
         if released := self.released_once:
@@ -315,7 +336,7 @@ class PrivateStore(PrivateRecords, ABC):
 
     @property
     def remembers(self) -> bool:
-        """Whether it knows budgets again that another process, or an earlier one, opened on it."""
+        """Return whether it knows budgets again that another process, or an earlier one, opened on it."""
         return self.lineage is not None or bool(self._notes)
 
     @property

@@ -1,4 +1,4 @@
-"""What a store in memory and its file consist of: texts in a byte arena, owners' keys, the state of the file."""
+"""The parts of a store in memory and of its file: texts in a byte arena, owners' keys, the state of the file."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ class Arena:
     __slots__ = ("_data", "_ends")
 
     def __init__(self, data: bytearray | None = None, ends: NDArray[np.int64] | None = None) -> None:
-        self._data = bytearray() if data is None else data
+        self._data = data or bytearray()
         self._ends: NDArray[np.int64] = np.empty(0, np.int64) if ends is None else ends
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def __getitem__(self, i: int) -> bytes:
-        return bytes(self._data[int(self._ends[i - 1]) if i else 0 : int(self._ends[i])])
+        start = int(self._ends[i - 1]) if i else 0
+        return bytes(self._data[start : int(self._ends[i])])
 
     def extend(self, items: Sequence[bytes | memoryview]) -> None:
         """Append items. The old buffer is overwritten before it is dropped, so no copy of it lingers."""
         start = len(self._data)
         ends = start + np.cumsum(np.fromiter((len(item) for item in items), np.int64, len(items)))
-        grown = bytearray(int(ends[-1]) if len(ends) else start)
+        grown = bytearray(int(ends.max(initial=start)))
         grown[:start] = self._data
         for item, end in zip(items, ends.tolist(), strict=True):
             grown[end - len(item) : end] = item
@@ -53,9 +54,11 @@ class Arena:
 
     def keep(self, rows: NDArray[np.int64]) -> Arena:
         """A new arena of these entries alone."""
-        kept, data = Arena(), memoryview(self._data)
-        starts = self._ends[rows] - np.diff(self._ends, prepend=0)[rows]
-        kept.extend([data[i:end] for i, end in zip(starts.tolist(), self._ends[rows].tolist(), strict=True)])
+        data = memoryview(self._data)
+        ends = self._ends[rows]
+        starts = ends - np.diff(self._ends, prepend=0)[rows]
+        kept = Arena()
+        kept.extend([data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)])
         return kept
 
     def wipe(self) -> None:
@@ -89,7 +92,7 @@ class OwnerSlots(HiddenOwners, dict[str, int]):
 
 @dataclass(frozen=True)
 class FileState:
-    """Which store a file holds, and which of its generations. Public, but for the ``key`` of its owners' marks.
+    """The store that a file holds, and its generation. Public, but for the ``key`` of its owners' marks.
 
     ``lineage`` is one random name for all files of one store, ``edition`` one for this very save: two files of one
     ``generation``, which every save raises, may differ. Saves with equal ``records``, the SHA-256 of all arrays, differ
@@ -110,12 +113,16 @@ class FileState:
 
     def joined(self, news: FileState) -> FileState:
         """This state with what another process has written: the later generation, and all that either remembers."""
-        names = ("releases", "forgotten", "notes")
         both: dict[str, Any] = {
-            name: tuple(dict.fromkeys([*getattr(self, name), *getattr(news, name)])) for name in names
+            name: tuple(dict.fromkeys([*getattr(self, name), *getattr(news, name)]))
+            for name in ("releases", "forgotten", "notes")
         }
-        budgets = merged(self.budgets, news.budgets)
-        return replace(self, generation=max(self.generation, news.generation), budgets=budgets, **both)
+        return replace(
+            self,
+            generation=max(self.generation, news.generation),
+            budgets=merged(self.budgets, news.budgets),
+            **both,
+        )
 
     def mark(self, identity: bytes, is_named: bool) -> str:
         """The mark of an owner by its key, or without one by its exemplar's content."""

@@ -20,7 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from langchain_dpicl.store.datafile import DataFile, Fault, Reading, number_words, read_data, settle
+from langchain_dpicl.store.datafile import (
+    DataFile,
+    Fault,
+    Reading,
+    number_words,
+    read_data,
+    settle,
+)
 from langchain_dpicl.store.records import RecordKeys, as_json, attempt, pack
 
 FEW_OWNERS = 100
@@ -99,7 +106,8 @@ def check_file(
             continue
         checked.records.append(used)
         checked.lines.append(line)
-        checked.labels.update([label] if keys.output_key else [])
+        if keys.output_key:
+            checked.labels[label] += 1
     checked.faults.sort()
     if is_private and checked.records:
         checked.notes.update(_notes(checked, too_long))
@@ -107,17 +115,22 @@ def check_file(
 
 
 def _looked_at(
-    record: dict[str, Any], keys: RecordKeys, label_of: Callable[[str], str | None] | None, unread: str
+    record: dict[str, Any],
+    keys: RecordKeys,
+    label_of: Callable[[str], str | None] | None,
+    unread: str,
 ) -> tuple[dict[str, Any], str, str]:
     """The record as it is used (an output that is a whole number becomes its text, an object its JSON), its problem
     and its label."""
-    text, label = record.get(keys.input_key), ""
+    label = ""
+    text = record.get(keys.input_key)
     if keys.input_key and (not isinstance(text, str) or not text.strip()):
         return record, f"no text under {keys.input_key!r}", ""
     if keys.output_key:
         output = _whole(record.get(keys.output_key))
         if isinstance(output, int) and not isinstance(output, bool):
-            record = {**record, keys.output_key: (output := str(output))}
+            output = str(output)
+            record = {**record, keys.output_key: output}
         elif isinstance(output, dict):
             output, fault = attempt(partial(json.dumps, ensure_ascii=False, default=as_json), output)
             if fault:
@@ -148,34 +161,36 @@ def _whole(value: Any) -> Any:
 
 
 def _notes(checked: Checked, too_long: Callable[[Sequence[str]], Sequence[bool]] | None) -> dict[str, str]:
-    """What the owner of the file should know."""
-    found, unit, owners, joined = {}, checked.data.unit, checked.owners, checked.data.joined
-    if joined:
+    """Return the notes for the file's owner, by name."""
+    found = {}
+    unit = checked.data.unit
+    owners = checked.owners
+    if joined := checked.data.joined:
         found["joined"] = (
             f"records over several lines that look like several records: {len(joined):,} "
             f"({number_words(unit, joined)}). A quote that is not closed takes the lines after it, which may be "
             "others', into its text: look at them"
         )
     if owners is None:
-        texts = [record[checked.keys.input_key] for record in checked.records]
+        count = len(checked.records)
         first: dict[str, int] = {}
-        again = [line for text, line in zip(texts, checked.lines, strict=True) if first.setdefault(text, line) != line]
-        if again:
+        texts = (record[checked.keys.input_key] for record in checked.records)
+        pairs = zip(checked.lines, texts, strict=True)
+        if again := [line for line, text in pairs if first.setdefault(text, line) != line]:
             found["repeated"] = (
                 f"texts that occur before: {len(again):,} ({number_words(unit, again)}). Without --owner-key each is "
                 "an owner of its own, so the privacy of somebody with several is weaker"
             )
     else:
+        count = len(set(owners))
         found |= _owner_notes(owners, checked.lines, unit)
-    count = len(checked.records if owners is None else set(owners))
     if 0 < count < FEW_OWNERS:
         found["few_owners"] = (
             f"few owners: {count:,}. Below {FEW_OWNERS}, the noise of a small epsilon hides most of what they say"
         )
     if too_long is not None:
         cut = too_long([record[checked.keys.input_key] for record in checked.records])
-        long = [line for line, is_long in zip(checked.lines, cut, strict=True) if is_long]
-        if long:
+        if long := [line for line, is_long in zip(checked.lines, cut, strict=True) if is_long]:
             found["long"] = (
                 f"texts longer than the embedding model reads: {len(long):,} ({number_words(unit, long)}). Only their "
                 "beginning is searched"
@@ -191,8 +206,7 @@ def _owner_notes(owners: Sequence[str], lines: Sequence[int], unit: str) -> dict
     spellings: dict[str, list[int]] = {}
     for owner, line in first.items():
         spellings.setdefault(_likely(owner), []).append(line)
-    alike = [each for each in spellings.values() if len(each) > 1]
-    if alike:
+    if alike := [each for each in spellings.values() if len(each) > 1]:
         places = "; ".join(number_words(unit, each) for each in alike[:3]) + "; ..." * (len(alike) > 3)
         found["spellings"] = (
             f"owners in several spellings: {len(alike):,} ({places}). They differ by case, spaces, invisible "
@@ -201,8 +215,7 @@ def _owner_notes(owners: Sequence[str], lines: Sequence[int], unit: str) -> dict
         )
     sizes = Counter(owners)
     median = statistics.median(sizes.values()) if sizes else 0
-    many = [size for size in sizes.values() if size >= _MANY * max(1.0, median)]
-    if many:
+    if many := [size for size in sizes.values() if size >= _MANY * max(1.0, median)]:
         found["large_owners"] = (
             f"owners with very many records: {len(many):,} (up to {max(many):,}; the median has {median:g}). Is one a "
             "placeholder, such as unknown? An owner has one share of each answer, whatever its number of records"

@@ -50,7 +50,11 @@ _LIKE_A_NAME = re.compile(r"[^\W\d][\w.:/()\[\]#%-]{0,39}(?: [\w.:/()\[\]#%-]{1,
 _SHOWN = 30
 _LONGEST_HEADER = 1 << 20
 _UNDECODED = re.compile("[\udc80-\udcff]")
-_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 _GZIP = b"\x1f\x8b"
 _OTHERS = {
     _GZIP: "gzip within gzip: unpack it once",
@@ -69,7 +73,7 @@ Fault = tuple[int, str]
 
 
 class Reading(NamedTuple):
-    """How to read a data file. What is None is found in the file."""
+    """The way to read a data file. A setting that is None is found in the file."""
 
     delimiter: str | None = None
     """A character, or its name in `DELIMITERS`."""
@@ -123,8 +127,9 @@ class DataFile:
             return
         data = replace(self, wanted=(column, *self.wanted))
         near = {each.casefold().strip(): each for each in reversed(self.columns) if _LIKE_A_NAME.fullmatch(each)}
-        like = difflib.get_close_matches(column.casefold().strip(), near, 1, 0.75) if data._is_shown else []
-        hint = f"Is it {near[like[0]]!r}? Say so" if like else "Name yours"
+        hint = "Name yours"
+        if data._is_shown and (like := difflib.get_close_matches(column.casefold().strip(), near, 1, 0.75)):
+            hint = f"Is it {near[like[0]]!r}? Say so"
         hint += f" with {option}" + ", or mend the header, the first line" * self.form.startswith("CSV")
         raise InvalidRecords(f"{self.name!r} has no column {column!r}, but {data.columns_shown}. {hint}")
 
@@ -144,8 +149,7 @@ def read_data(path: str | Path, reading: Reading = Reading(), wanted: Sequence[s
     pyarrow.
     """
     path = Path(path)
-    delimiter = DELIMITERS.get(reading.delimiter or "", reading.delimiter)
-    delimiter = "\t" if delimiter == "\\t" else delimiter
+    delimiter = (DELIMITERS | {"\\t": "\t"}).get(reading.delimiter or "", reading.delimiter)
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
         raise InvalidParameter("delimiter", reading.delimiter, f"one character, or {', '.join(DELIMITERS)}")
     if reading.encoding is not None:
@@ -155,11 +159,14 @@ def read_data(path: str | Path, reading: Reading = Reading(), wanted: Sequence[s
         is_text = known is not None and getattr(known, "_is_text_encoding", True)
         if known is None or not is_text or _ACROSS_LINES.match(known.name.replace("_", "-")):
             raise InvalidParameter("encoding", reading.encoding, _USUAL_ENCODINGS)
-    content, reason, is_gzip = b"", "", path.suffix.lower() == ".gz"
+    is_gzip = path.suffix.lower() == ".gz"
     suffix = Path(path.stem if is_gzip else path.name).suffix.lower()
+    content = b""
+    reason = ""
     try:
         content = path.read_bytes()
-        content = gzip.decompress(content) if is_gzip or content.startswith(_GZIP) else content
+        if is_gzip or content.startswith(_GZIP):
+            content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "not a whole gzip file"
     is_parquet = suffix == ".parquet"
@@ -181,12 +188,15 @@ def read_data(path: str | Path, reading: Reading = Reading(), wanted: Sequence[s
         if not first:
             raise InvalidRecords(f"{path.name!r} holds no records")
         data = _csv(path.name, text, encoding, delimiter, wanted)
-        usual = "CSV with tabs, UTF-8" if suffix == ".tsv" else "CSV with commas, UTF-8"
+        usual = {".csv": "CSV with commas, UTF-8", ".tsv": "CSV with tabs, UTF-8"}[suffix]
         return replace(data, is_usual=data.form == usual or None not in reading[:2])
     if first.lstrip().startswith("[") and text.rstrip().endswith("]"):
         raise InvalidRecords(f"line 1 of {path.name!r} is not a JSON object but a list: write one object a line")
-    is_usual = encoding == "UTF-8" or reading.encoding is not None
-    return replace(_filled(_json(path.name, text, encoding)), is_usual=is_usual, wanted=tuple(wanted))
+    return replace(
+        _filled(_json(path.name, text, encoding)),
+        is_usual=encoding == "UTF-8" or reading.encoding is not None,
+        wanted=tuple(wanted),
+    )
 
 
 def _filled(data: DataFile) -> DataFile:
@@ -206,7 +216,8 @@ def _encoding(content: bytes, given: str | None) -> tuple[str, str]:
     with contextlib.suppress(UnicodeDecodeError):
         content.decode("utf-8")
         return "utf-8", ""
-    other, has_utf8 = [], False
+    other = []
+    has_utf8 = False
     for number, line in enumerate(content.split(b"\n"), start=1):
         if not line.isascii():
             try:
@@ -232,13 +243,16 @@ def _decoded(content: bytes, encoding: str) -> tuple[str, str, str]:
     with contextlib.suppress(UnicodeError):
         handling = "strict" if encoding.startswith("utf-16") else "surrogateescape"
         text = content.decode(encoding, handling).removeprefix("\ufeff")
-        return text, "UTF-8" if encoding.startswith("utf-8") else encoding, ""
+        name = "UTF-8" if encoding.startswith("utf-8") else encoding
+        return text, name, ""
     return "", encoding, f"it is not {encoding}"
 
 
 def _flaw(text: str, encoding: str) -> str:
-    """What is wrong with the characters of a line; "" if nothing is."""
-    return f"bytes that are not {encoding}" if _UNDECODED.search(text) else "NUL bytes" if "\0" in text else ""
+    """Return the fault of a line's characters; "" if there is none."""
+    if _UNDECODED.search(text):
+        return f"bytes that are not {encoding}"
+    return "NUL bytes" if "\0" in text else ""
 
 
 def _json(name: str, text: str, encoding: str) -> DataFile:
@@ -250,7 +264,8 @@ def _json(name: str, text: str, encoding: str) -> DataFile:
         record: Any = None
         flaw = _flaw(line, encoding)
         try:
-            record = None if flaw else json.loads(line, object_pairs_hook=_object, parse_float=_number)
+            if not flaw:
+                record = json.loads(line, object_pairs_hook=_object, parse_float=_number)
         except _FlawError as error:
             flaw = str(error)
         except (ValueError, RecursionError):
@@ -283,14 +298,22 @@ def _number(text: str) -> float:
 
 
 def _csv(name: str, text: str, encoding: str, delimiter: str | None, wanted: Sequence[str]) -> DataFile:
-    delimiter = _delimiter(name, text, wanted) if delimiter is None else delimiter
+    if delimiter is None:
+        delimiter = _delimiter(name, text, wanted)
     rows = _rows(name, text, delimiter)
-    columns = _header(rows)
-    if not columns:
+    if not (columns := _header(rows)):
         raise InvalidRecords(f"the header of {name!r} has quotes that do not match")
     _refuse_alike(name, columns, wanted)
     word = next((word for word, each in DELIMITERS.items() if each == delimiter), repr(delimiter))
-    data = DataFile(name, f"CSV with {word}s, {encoding}", tuple(columns), [], [], [], wanted=tuple(wanted))
+    data = DataFile(
+        name,
+        f"CSV with {word}s, {encoding}",
+        tuple(columns),
+        [],
+        [],
+        [],
+        wanted=tuple(wanted),
+    )
     joined = []
     for line, fields, fault, parts in rows:
         if not fields and not fault:
@@ -343,7 +366,9 @@ def _rows(name: str, text: str, delimiter: str) -> Iterator[_Row]:
     reader = csv.reader(lines(), delimiter=delimiter, strict=True)
     while True:
         parts.clear()
-        begun, fields, is_bad = reader.line_num + 1, [], False
+        begun = reader.line_num + 1
+        fields = []
+        is_bad = False
         try:
             fields = next(reader)
         except StopIteration:
@@ -417,7 +442,10 @@ def _parquet(name: str, content: bytes, wanted: Sequence[str]) -> DataFile:
     data = DataFile(name, "Parquet", tuple(columns.values()), [], [], [], "row", wanted=tuple(wanted))
     values = [[attempt(_from_arrow, value) for value in table.column(i)] for i in columns]
     for number, row in enumerate(zip(*values, strict=True), start=1):
-        bad = next((column for column, (_, fault) in zip(data.columns, row, strict=True) if fault), None)
+        bad = next(
+            (column for column, (_, fault) in zip(data.columns, row, strict=True) if fault),
+            None,
+        )
         if bad is None:
             data.records.append({column: value for column, (value, _) in zip(data.columns, row, strict=True)})
             data.lines.append(number)
@@ -426,16 +454,14 @@ def _parquet(name: str, content: bytes, wanted: Sequence[str]) -> DataFile:
     return _filled(data)
 
 
-def _arrow() -> Any:
-    return require("pyarrow", "parquet")
-
-
 def _from_arrow(value: Any) -> Any:
     """A value of Arrow's as Python's; NaN, which pandas writes for what is missing, as None. `ValueError` for one that
     Python would round."""
     found = value.as_py()
-    if re.search(r"(timestamp|time64)\[ns", str(value.type)) and not _arrow().scalar(found, value.type).equals(value):
-        raise ValueError
+    if re.search(r"(timestamp|time64)\[ns", str(value.type)):
+        arrow = require("pyarrow", "parquet")
+        if not arrow.scalar(found, value.type).equals(value):
+            raise ValueError
     return None if found != found else _without_gaps(found)
 
 
@@ -443,7 +469,9 @@ def _without_gaps(value: Any) -> Any:
     """A value without the members of structures that are null: those that only other records have are, too."""
     if isinstance(value, dict):
         return {key: _without_gaps(each) for key, each in value.items() if each is not None}
-    return type(value)(map(_without_gaps, value)) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_without_gaps, value))
+    return value
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -453,7 +481,8 @@ def number_words(unit: str, numbers: Sequence[int], most: int = 5) -> str:
     """Such as "line 3", "lines 3 and 5", "lines 1, 2, 3, 4, 5 and 17 more"."""
     shown = [f"{number:,}" for number in numbers[:most]]
     last = f"{len(numbers) - most:,} more" if len(numbers) > most else shown.pop()
-    return f"{unit}{'s' * (len(numbers) > 1)} {' and '.join(filter(None, (', '.join(shown), last)))}"
+    words = " and ".join(filter(None, [", ".join(shown), last]))
+    return f"{unit}{'s' * (len(numbers) > 1)} {words}"
 
 
 def problems_of(faults: Iterable[Fault]) -> dict[str, list[int]]:
@@ -465,7 +494,11 @@ def problems_of(faults: Iterable[Fault]) -> dict[str, list[int]]:
 
 
 def settle(
-    data: DataFile, faults: Sequence[Fault], good: int, skip_bad: bool = False, say: Callable[[str], object] = str
+    data: DataFile,
+    faults: Sequence[Fault],
+    good: int,
+    skip_bad: bool = False,
+    say: Callable[[str], object] = str,
 ) -> None:
     """Say how a file was read if that is not usual, and how many records are left out of it beside the good ones.
 
@@ -475,8 +508,8 @@ def settle(
         say(f"{data.name!r} is read as {data.form}, as it seems (--delimiter and --encoding say otherwise)")
     if not faults:
         return
-    said = "; ".join(f"{problem} ({number_words(data.unit, lines)})" for problem, lines in problems_of(faults).items())
-    said = f"{len(faults):,} of {good + len(faults):,} records of {data.name!r} cannot be used: {said}"
+    words = "; ".join(f"{problem} ({number_words(data.unit, lines)})" for problem, lines in problems_of(faults).items())
+    said = f"{len(faults):,} of {good + len(faults):,} records of {data.name!r} cannot be used: {words}"
     if not skip_bad or not good:
         leave = "mend them, or leave them out with --skip-bad (skip_bad in a configuration)" if good else "none is left"
         raise InvalidRecords(f"{said}; {leave}")

@@ -53,13 +53,21 @@ def write(file: IO[bytes], contents: Contents) -> FileState:
     arrays["owners"], arrays["owner_ends"] = owners.buffer()
     arrays["texts"], arrays["text_ends"] = contents.texts.buffer()
     arrays["documents"], arrays["document_ends"] = contents.documents.buffer()
-    generation = contents.state.generation + 1
-    records = _digest_arrays(arrays)
-    state = replace(contents.state, generation=generation, edition=secrets.token_hex(16), records=records)
+    state = replace(
+        contents.state,
+        generation=contents.state.generation + 1,
+        edition=secrets.token_hex(16),
+        records=_digest_arrays(arrays),
+    )
     header = _FORMAT | contents.keys._asdict() | asdict(state)
     header |= {"dimension": contents.dimension, "next_id": contents.next_id}
     header["sha256"] = _digest(header)
-    np.savez(file, allow_pickle=False, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
+    np.savez(
+        file,
+        allow_pickle=False,
+        header=np.frombuffer(json.dumps(header).encode(), np.uint8),
+        **arrays,
+    )
     return state
 
 
@@ -88,17 +96,24 @@ def _contents(archive: Mapping[str, NDArray[Any]], with_rows: bool) -> Contents:
     if any(header[name] != value for name, value in _FORMAT.items()) or digest != _digest(header):
         raise ValueError
     keys = RecordKeys(header["input_key"], header["output_key"], header["owner_key"])
-    budgets = tuple(OpenedBudget(**each) for each in header["budgets"])
     once: dict[str, Any] = {name: tuple(header[name]) for name in ("releases", "forgotten", "notes")}
     plain = {name: header[name] for name in ("lineage", "key", "generation", "edition", "records")}
-    state = FileState(**plain, budgets=budgets, **once)
-    contents = Contents(keys, header["dimension"], np.empty((0, 0), np.float32), header["next_id"], state=state)
+    state = FileState(**plain, budgets=tuple(OpenedBudget(**each) for each in header["budgets"]), **once)
+    contents = Contents(
+        keys,
+        header["dimension"],
+        np.empty((0, 0), np.float32),
+        header["next_id"],
+        state=state,
+    )
     if with_rows:
         arrays = {name: archive[name] for name in archive if name != "header"}
         if state.records != _digest_arrays(arrays):
             raise ValueError
         contents.vectors = np.ascontiguousarray(arrays["vectors"], np.float32)
-        contents.ids, contents.owner_of, contents.lives = arrays["ids"], arrays["owner_of"], arrays["lives"]
+        contents.ids = arrays["ids"]
+        contents.owner_of = arrays["owner_of"]
+        contents.lives = arrays["lives"]
         owners = Arena(bytearray(arrays["owners"].data), arrays["owner_ends"])
         contents.owner_keys = OwnerKeys(decoded(owners[i]) for i in range(len(owners)))
         contents.texts = Arena(bytearray(arrays["texts"].data), arrays["text_ends"])
@@ -117,14 +132,18 @@ def _digest_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        digest.update(array.data if array.size else b"")
+        if array.size:
+            digest.update(array.data)
     return digest.hexdigest()
 
 
 def are_among(
-    ids: NDArray[np.int64], lives: NDArray[np.int64], of_ids: NDArray[np.int64], of_lives: NDArray[np.int64]
+    ids: NDArray[np.int64],
+    lives: NDArray[np.int64],
+    of_ids: NDArray[np.int64],
+    of_lives: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Which rows (their ids, their owners' lives) are among other rows."""
+    """Return a mask of the rows (their ids, their owners' lives) that are among other rows."""
     if not len(of_ids):
         return np.zeros(len(ids), np.bool_)
     order = np.argsort(of_ids)
@@ -149,18 +168,17 @@ class SharedFile:
         self._looked_at: Signature | None = None
 
     def knows(self, ids: NDArray[np.int64], lives: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these rows (their ids, their owners' lives) were in the generation that is known."""
+        """Return a mask of the rows (their ids, their owners' lives) that were in the known generation."""
         return are_among(ids, lives, self.ids, self.row_lives)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def is_behind(self) -> bool:
-        """Whether something has happened to the file since it was read or written here. One ``stat``.
+        """Return whether something has happened to the file since it was read or written here. One ``stat``.
 
         A file that is gone tells nothing, so it is not behind. `StoreFileError` if nobody can tell.
         """
-        seen = self._stat()
-        return seen is not None and seen != self._seen
+        return self._stat() not in (None, self._seen)
 
     def newer(self) -> tuple[FileState, Contents | None] | None:
         """The file's state if it is newer than what is known, with its contents if any record has changed.
@@ -168,7 +186,8 @@ class SharedFile:
         Call `know` when it is taken over.
         `StoreFileChanged` for an older generation or another store, `StoreFileError` for a file that cannot be read.
         """
-        seen, known = self._stat(), self.state
+        seen = self._stat()
+        known = self.state
         if seen is None or seen == self._seen or known is None:
             return None
         found = self.read(with_rows=False).state
@@ -185,7 +204,9 @@ class SharedFile:
     def read(self, *, with_rows: bool = True) -> Contents:
         """The file's contents. Call `know` when they are taken over."""
         while True:  # `stat` and reading must see one file: a writer replaces it, and then overwrites the old one
-            contents, problem, self._looked_at = None, "", self._stat()
+            contents = None
+            problem = ""
+            self._looked_at = self._stat()
             try:
                 contents = read(self.path, with_rows=with_rows)
             except StoreFileError as error:
@@ -197,7 +218,8 @@ class SharedFile:
 
     def know(self, state: FileState, contents: Contents | None) -> None:
         """Remember the last read or write: its state, and its rows unless they are known already."""
-        self._seen, self.state = self._looked_at, state
+        self._seen = self._looked_at
+        self.state = state
         if contents is not None:
             self.ids, self.row_lives = contents.ids, contents.row_lives()
 
@@ -232,7 +254,7 @@ class SharedFile:
         file system writes in place), and so are temporary files that a killed process left beside it. Raises
         `StoreFileError`.
         """
-        path, stands = self.path, "the old file is as it was"
+        stands = "the old file is as it was"
         problem: StoreFileError | None = None
         try:
             with self._locked(os.O_RDWR if scrub else os.O_RDONLY) as old:
@@ -240,7 +262,7 @@ class SharedFile:
                     contents.state = contents.state.joined(self._unchanged(contents.state))
                 if scrub and old is not None:  # the next writer writes as soon as the new file is in place
                     self._remove_strays(old)
-                with replacing(path, is_new=old is None) as file:
+                with replacing(self.path, is_new=old is None) as file:
                     state = write(file, contents)
                     file.flush()
                     now = time.time_ns()  # the kernel's own times are coarse: two saves could have the same
@@ -249,16 +271,17 @@ class SharedFile:
                 stands = "the new file is in place, but perhaps not durable yet"
                 self._looked_at = _signature(written)
                 self.know(state, contents)  # whatever fails from here on
-                sync_folder(path, must=True)
+                sync_folder(self.path, must=True)
                 if scrub and old is not None:
                     _overwrite(old)
         except FileExistsError:
             problem = StoreFileChanged(
-                f"{path.name!r} was made by another process just now: nothing was written; {_REFRESH}"
+                f"{self.path.name!r} was made by another process just now: nothing was written; {_REFRESH}"
             )
         except OSError as error:
-            reason = error.strerror or "input/output error"
-            problem = StoreFileError(f"the store could not be written: {reason}; {stands}")
+            problem = StoreFileError(
+                f"the store could not be written: {error.strerror or 'input/output error'}; {stands}"
+            )
         if problem is not None:
             raise problem
 
@@ -278,7 +301,8 @@ class SharedFile:
         """Keep other writers out. The file's descriptor, None if there is no file so far."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while time.monotonic() < deadline:
-            descriptor, is_locked = None, False
+            descriptor = None
+            is_locked = False
             with contextlib.ExitStack() as cleanup:
                 try:
                     descriptor = os.open(self.path, flags)
@@ -295,18 +319,20 @@ class SharedFile:
 
     def _unchanged(self, own: FileState) -> FileState:
         """The file's state. `StoreFileChanged` unless it may be replaced by a store that was in this state."""
-        found, known = None, self.state
+        found = None
         with contextlib.suppress(StoreFileError):
             found = read(self.path, with_rows=False).state
         if found is None:
             raise StoreFileChanged(f"{self.path.name!r} is not a store: nothing was written; take another path")
         self._check_lineage(found, own)
-        if not (found.generation <= own.generation if known is None else found.edition == known.edition):
-            raise StoreFileChanged(
-                f"{self.path.name!r} was changed by another process (it is generation {found.generation}): "
-                f"nothing was written; {_REFRESH}"
-            )
-        return found
+        if self.state is None and found.generation <= own.generation:
+            return found
+        if self.state is not None and found.edition == self.state.edition:
+            return found
+        raise StoreFileChanged(
+            f"{self.path.name!r} was changed by another process (it is generation {found.generation}): "
+            f"nothing was written; {_REFRESH}"
+        )
 
 
 def _signature(found: os.stat_result) -> Signature:

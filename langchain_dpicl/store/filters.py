@@ -155,14 +155,16 @@ class MetadataFilter:
     @property
     def keys(self) -> frozenset[str]:
         """The keys of a record that it looks at."""
-        return frozenset({self.key}) if not self.parts else frozenset().union(*(part.keys for part in self.parts))
+        if not self.parts:
+            return frozenset({self.key})
+        return frozenset().union(*(part.keys for part in self.parts))
 
     def passes(self, record: Mapping[str, Any]) -> bool:
-        """Whether a record passes."""
+        """Return whether a record passes."""
         return bool(self.passing(columns_of([record], self.keys))[0])
 
     def passing(self, columns: Mapping[str, Column]) -> NDArray[np.bool_]:
-        """Which records pass, of which there are the columns of its ``keys``."""
+        """Return a mask of the records that pass. ``columns`` are theirs, of its ``keys``."""
         if not self.parts:
             return columns[self.key].holding(self.operator, self.values)
         combine = np.logical_and if self.operator == "$and" else np.logical_or
@@ -206,7 +208,8 @@ def operator_in(request: object) -> str | None:
                 return found[0]
             waiting += item.values()
         elif isinstance(item, np.ndarray):
-            waiting += item.tolist() if item.dtype == object else []
+            if item.dtype == object:
+                waiting += item.tolist()
         elif isinstance(item, Collection):
             waiting += item
         else:
@@ -221,7 +224,9 @@ class _Reader:
     """Reads one filter, and counts its values. ``by_function``: operators stand in a `Condition`."""
 
     def __init__(self, name: str, by_function: bool) -> None:
-        self._name, self._by_function, self._terms = name, by_function, 0
+        self._name = name
+        self._by_function = by_function
+        self._terms = 0
 
     def mapping(self, given: object, levels: int) -> MetadataFilter:
         may_combine = isinstance(given, Condition) or not self._by_function
@@ -229,9 +234,14 @@ class _Reader:
         if not isinstance(asked, Mapping):
             raise self._refused(type(asked).__name__, "a mapping of metadata keys to values or conditions")
         if not asked or levels < 0:
-            bound = f"at least one condition (None for no filter), in at most {DEEPEST} levels"
-            raise self._refused("nothing" if not asked else "deeper levels", bound)
-        return _combined("$and", [self._condition(key, value, levels, may_combine) for key, value in asked.items()])
+            raise self._refused(
+                "deeper levels" if asked else "nothing",
+                f"at least one condition (None for no filter), in at most {DEEPEST} levels",
+            )
+        return _combined(
+            "$and",
+            [self._condition(key, value, levels, may_combine) for key, value in asked.items()],
+        )
 
     def _condition(self, key: object, asked: object, levels: int, may_combine: bool) -> MetadataFilter:
         if key in _OF_FILTERS and may_combine:
@@ -241,7 +251,7 @@ class _Reader:
                 raise self._refused(key, f"a list of conditions, {_WRITTEN}")
             return _combined(str(key), [self.mapping(each, levels - 1) for each in asked])
         if not isinstance(key, str) or not key or len(key) > LONGEST or key.startswith("$") or "." in key:
-            allowed = ", ".join((*_OF_FILTERS, "a metadata key (no dots: what is nested cannot be filtered)"))
+            allowed = f"{', '.join(_OF_FILTERS)}, a metadata key (no dots: what is nested cannot be filtered)"
             raise self._refused(key, allowed if may_combine else f"a metadata key; operators {_WRITTEN}")
         if self._by_function and isinstance(asked, Mapping):
             raise self._refused(key, f"a text, a number, True or False; comparisons {_WRITTEN}")
@@ -249,7 +259,10 @@ class _Reader:
         conditions = asked if isinstance(asked, Mapping) else {"$eq": asked}
         if not conditions:
             raise self._refused(key, "a value, or at least one condition")
-        return _combined("$and", [self._comparison(key, name, value) for name, value in conditions.items()])
+        return _combined(
+            "$and",
+            [self._comparison(key, name, value) for name, value in conditions.items()],
+        )
 
     def _comparison(self, key: str, name: object, value: object) -> MetadataFilter:
         if name not in _OF_VALUES:
@@ -275,9 +288,14 @@ class _Reader:
             return int(value)
         if isinstance(value, (float, np.floating)) and math.isfinite(value):
             return float(value)
-        shown = f"{name} {type(value).__name__}"
-        raise self._refused(shown, f"a finite number or a text of at most {LONGEST} characters")
+        raise self._refused(
+            f"{name} {type(value).__name__}",
+            f"a finite number or a text of at most {LONGEST} characters",
+        )
 
     def _refused(self, what: object, bound: str) -> InvalidParameter:
-        shown = what[:60] if isinstance(what, str) else type(what).__name__
-        return InvalidParameter(self._name, shown, bound)
+        return InvalidParameter(
+            self._name,
+            what[:60] if isinstance(what, str) else type(what).__name__,
+            bound,
+        )

@@ -21,7 +21,15 @@ from langchain_dpicl.errors import InvalidParameter, StoreError
 from langchain_dpicl.store.base import Arrival
 from langchain_dpicl.store.maintenance import LiveStore, some
 from langchain_dpicl.store.notes import DataNotes
-from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, check_records, embed, encoded, unpack
+from langchain_dpicl.store.records import (
+    Batch,
+    RecordKeys,
+    Vectors,
+    check_records,
+    embed,
+    encoded,
+    unpack,
+)
 from langchain_dpicl.store.sources import is_number
 from langchain_dpicl.store.store import ExemplarStore
 
@@ -37,8 +45,11 @@ _ROUNDS = 10
 
 
 class Followed(NamedTuple):
-    """What a store took over from its data file: how many records came and went, how many texts were embedded, and how
-    many records were left out since their owner was forgotten. For the operator alone."""
+    """The changes that a store took over from its data file. For the operator alone.
+
+    How many records came and went, how many texts were embedded, and how many records were left out since their owner
+    was forgotten.
+    """
 
     added: int
     removed: int
@@ -48,10 +59,12 @@ class Followed(NamedTuple):
     @property
     def words(self) -> str:
         """In one line."""
-        changes = f"{self.added:,} records came, {self.removed:,} went, {self.embedded:,} texts were embedded"
-        said = changes if self.added or self.removed else "up to date, nothing was embedded"
-        more = f"; {self.left_out:,} records of forgotten owners are left out" if self.left_out else ""
-        return said + more
+        said = "up to date, nothing was embedded"
+        if self.added or self.removed:
+            said = f"{self.added:,} records came, {self.removed:,} went, {self.embedded:,} texts were embedded"
+        if self.left_out:
+            said += f"; {self.left_out:,} records of forgotten owners are left out"
+        return said
 
 
 def store_of(
@@ -120,7 +133,8 @@ def kept_collection(
     cannot be used, or the collection has other keys."""
     from langchain_dpicl.store.postgres import PostgresExemplarStore
 
-    batch, store = check_records(records, keys, None, may_be_empty=False), None
+    batch = check_records(records, keys, None, may_be_empty=False)
+    store = None
     about: Any = {"name": name, "vectors_in_memory": vectors_in_memory}
     with contextlib.suppress(StoreError):  # it has content; whatever else is wrong, `open` says so
         store = PostgresExemplarStore.empty(embeddings, url, **about, **keys._asdict())
@@ -142,8 +156,12 @@ def _made_equal(store: LiveStore, keys: RecordKeys, batch: Batch, place: str, pr
     total = Followed(0, 0, 0, 0)
     for round in range(_ROUNDS):  # until nothing is left to do: another process may follow at the same time
         step = _follow(store, batch, place, progress, is_first=round == 0)
-        came, went = total.added + step.added, total.removed + step.removed
-        total = Followed(came, went, total.embedded + step.embedded, step.left_out)
+        total = Followed(
+            total.added + step.added,
+            total.removed + step.removed,
+            total.embedded + step.embedded,
+            step.left_out,
+        )
         if not step.added and not step.removed:
             break
     return total
@@ -157,19 +175,26 @@ def _follow(store: LiveStore, batch: Batch, place: str, progress: bool, *, is_fi
     was_forgotten = store._forgotten()
     if not all(is_number(each.document) for each in held):
         raise InvalidParameter(
-            "store", place, "the store of a data file's records alone: this one follows a collection"
+            "store",
+            place,
+            "the store of a data file's records alone: this one follows a collection",
         )
     known = {str(unpack(each.content).get(store.input_key)): row for row, each in enumerate(held)}
     if 2 * len(known.keys() - set(batch.texts)) > len(known):
-        raise InvalidParameter("store", place, "this data's own store: the data lacks more than half of its texts")
+        raise InvalidParameter(
+            "store",
+            place,
+            "this data's own store: the data lacks more than half of its texts",
+        )
     if is_first:
         _check_model(store, known, vectors, place)
     is_named = store.owner_key is not None
-    owners = [""] * len(batch.texts) if batch.owners is None else batch.owners
+    owners = batch.owners or [""] * len(batch.texts)
     stands: dict[tuple[bytes, str], list[str]] = {}
     for each in held:
         stands.setdefault((each.content, each.owner if is_named else ""), []).append(each.document)
-    new, left_out = [], 0
+    new = []
+    left_out = 0
     for i, (content, owner) in enumerate(zip(batch.contents, owners, strict=True)):
         if same := stands.get((content, owner)):
             same.pop()
@@ -180,10 +205,13 @@ def _follow(store: LiveStore, batch: Batch, place: str, progress: bool, *, is_fi
     gone = [document for left in stands.values() for document in left]
     if not new and not gone:
         return Followed(0, 0, 0, left_out)
-    unknown = [i for i in new if batch.texts[i] not in known]
-    made = iter(embed(store.embeddings, [batch.texts[i] for i in unknown], progress) if unknown else ())
-    matrix = [vectors[row] if (row := known.get(batch.texts[i])) is not None else next(made) for i in new]
-    arrival = Arrival(some(batch, new), np.array(matrix, np.float32), [""] * len(new)) if new else None
+    texts = [batch.texts[i] for i in new]
+    unknown = [text for text in texts if text not in known]
+    made = iter(embed(store.embeddings, unknown, progress) if unknown else ())
+    matrix = [vectors[known[text]] if text in known else next(made) for text in texts]
+    arrival = None
+    if new:
+        arrival = Arrival(some(batch, new), np.array(matrix, np.float32), [""] * len(new))
     store._change(arrival, gone)
     return Followed(len(new), len(gone), len(unknown), left_out)
 

@@ -27,7 +27,12 @@ import numpy as np
 from langchain_core.documents import Document
 from langchain_core.vectorstores import VectorStore
 
-from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnsafeConfigurationError
+from langchain_dpicl.errors import (
+    InvalidParameter,
+    InvalidRecords,
+    StoreError,
+    UnsafeConfigurationError,
+)
 from langchain_dpicl.private import PrivateRecords
 from langchain_dpicl.store.base import Arrival, Held, Numbers, PrivateStore, StoreView
 from langchain_dpicl.store.records import (
@@ -66,7 +71,7 @@ class LiveStore(PrivateStore):
 
     @abstractmethod
     def _forgotten(self) -> Callable[[bytes, bool], bool]:
-        """Whether an owner was forgotten here: a function of its key and True, or of its exemplar's content and False.
+        """Return the test of a forgotten owner: a function of its key and True, or of its exemplar's content and False.
 
         As of now: ask after the reading whose owners it is about.
         """
@@ -126,7 +131,9 @@ class LiveStore(PrivateStore):
         gone = [each for each in stand if each not in present and not is_number(each)]
         chosen = sorted([*new, *changed])
         if chosen or gone:
-            arrival = Arrival(some(batch, chosen), matrix[chosen], [wanted[i] for i in chosen]) if chosen else None
+            arrival = None
+            if chosen:
+                arrival = Arrival(some(batch, chosen), matrix[chosen], [wanted[i] for i in chosen])
             self._change(arrival, gone)
         return {
             "num_added": len(new),
@@ -136,8 +143,11 @@ class LiveStore(PrivateStore):
         }
 
     def _checked(self, documents: Iterable[Document]) -> Batch:
-        keys = RecordKeys(self.input_key, self.output_key, self.owner_key)
-        return check_records(records_of(documents, self.input_key), keys, None)
+        return check_records(
+            records_of(documents, self.input_key),
+            RecordKeys(self.input_key, self.output_key, self.owner_key),
+            None,
+        )
 
 
 def some(batch: Batch, chosen: Sequence[int]) -> Batch:
@@ -198,8 +208,7 @@ class StoreMaintenance(VectorStore, PrivateRecords):
                 raise InvalidRecords(f"document {i} has an id that is no text: {type(each).__name__}")
         if numbers := [each for each in ids if is_number(each)]:
             refuse_numbers(ids, {each.id for each in self.get_by_ids(numbers)})
-        last = sorted({each: i for i, each in enumerate(ids)}.values())
-        if last:
+        if last := sorted({each: i for i, each in enumerate(ids)}.values()):
             batch = some(batch, last)
             matrix = batch.embed(self._store.embeddings, None, self._store.dimension, False)
             self._store._change(Arrival(batch, matrix, [ids[i] for i in last]), ())
@@ -283,7 +292,11 @@ class StoreMaintenance(VectorStore, PrivateRecords):
         fields = unpack(held.content)
         if self._store.owner_key is not None:
             fields[self._store.owner_key] = held.owner
-        return Document(page_content=fields.pop(self._store.input_key, ""), metadata=fields, id=held.document)
+        return Document(
+            page_content=fields.pop(self._store.input_key, ""),
+            metadata=fields,
+            id=held.document,
+        )
 
     @classmethod
     def from_texts(cls, texts: list[str], embedding: Embeddings, *_: Any, **__: Any) -> NoReturn:

@@ -22,7 +22,15 @@ from langchain_dpicl.store.contents import Contents, OwnerSlots
 from langchain_dpicl.store.filters import Column, MetadataFilter, columns_of
 from langchain_dpicl.store.maintenance import LiveStore
 from langchain_dpicl.store.notes import OpenedBudget
-from langchain_dpicl.store.records import NOT_UNIQUE, Batch, Owners, Vectors, decoded, encoded, unpack
+from langchain_dpicl.store.records import (
+    NOT_UNIQUE,
+    Batch,
+    Owners,
+    Vectors,
+    decoded,
+    encoded,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -56,7 +64,10 @@ def inner_products(vectors: Vectors, rows: Numbers, query: Vectors) -> Vectors:
 
 
 def reaches(similarity: NDArray[np.float32], threshold: float) -> NDArray[np.bool_]:
-    """Which similarities reach a threshold, in single precision: for who is eligible and for what a call sees."""
+    """Return a mask of the similarities that reach a threshold, in single precision.
+
+    It decides which owners are eligible and which exemplars a call sees.
+    """
     return similarity >= np.float32(threshold)
 
 
@@ -96,11 +107,12 @@ class MemoryStore(LiveStore, StoreView):
         """Put further vectors into the index. New owners, at the end, get a number."""
         import faiss
 
-        held, count = self._held, len(self._held.owner_keys)
         self._index.add(matrix)
         view = faiss.rev_swig_ptr(self._index.get_xb(), self._index.ntotal * self.dimension)
-        held.vectors = view.reshape(self._index.ntotal, self.dimension)  # writing to it writes to the index
-        new = np.arange(self._next_number, self._next_number + count - len(self.numbers), dtype=np.int64)
+        # Writing to it writes to the index.
+        self._held.vectors = view.reshape(self._index.ntotal, self.dimension)
+        count = len(self._held.owner_keys) - len(self.numbers)
+        new = np.arange(self._next_number, self._next_number + count, dtype=np.int64)
         self.numbers = np.append(self.numbers, new)
         self._next_number += len(new)
         self._by_owner: tuple[Numbers, Numbers] | None = None
@@ -119,18 +131,26 @@ class MemoryStore(LiveStore, StoreView):
         with self.lock:
             self.refresh()
             first = self._held.next_id
-            ids = np.arange(first, first + len(matrix)) if batch.ids is None else batch.ids
-            if batch.ids is not None and np.isin(ids, self._held.ids).any():
+            ids = batch.ids
+            if ids is None:
+                ids = np.arange(first, first + len(matrix))
+            elif np.isin(ids, self._held.ids).any():
                 raise InvalidRecords(NOT_UNIQUE)
             self._enter(batch.contents, batch.names(ids), matrix, ids, [b""] * len(ids))
             self._has_unsaved = True
         return [int(i) for i in ids]
 
     def _enter(
-        self, contents: Sequence[bytes], names: Sequence[str], matrix: Vectors, ids: Numbers, documents: Sequence[bytes]
+        self,
+        contents: Sequence[bytes],
+        names: Sequence[str],
+        matrix: Vectors,
+        ids: Numbers,
+        documents: Sequence[bytes],
     ) -> NDArray[np.int32]:
         """Append rows; the slots of their owners. New owners get one at the end."""
-        row_of, count = self._row_of, len(self)
+        row_of = self._row_of
+        count = len(self)
         slots = self._held.enter(contents, names, ids, documents, self._owner_slots)
         self._grow(matrix)
         if row_of is not None:
@@ -141,7 +161,8 @@ class MemoryStore(LiveStore, StoreView):
     def _changed(self, arrival: Arrival | None, gone: Sequence[str]) -> tuple[list[int], Contents]:
         """The ids of the rows that a change (see `LiveStore`) removes, and the contents after it, a copy."""
         arriving = () if arrival is None else arrival.documents
-        held, rows = self._held, self.rows_with([*gone, *arriving])
+        held = self._held
+        rows = self.rows_with([*gone, *arriving])
         whole = [slot for slot in np.unique(held.owner_of[rows]) if not self._is_named(held.owner_keys[slot])]
         rows = np.union1d(rows, np.flatnonzero(np.isin(held.owner_of, whole)))
         if arrival is None:
@@ -198,14 +219,14 @@ class MemoryStore(LiveStore, StoreView):
             near = rows[reaches(self.similarity(rows, query), threshold)]
         if wanted is not None:
             near = near[self.passing(near, wanted)]
-        found: Numbers = self.numbers[np.unique(self._held.owner_of[near])]
-        return found
+        return self.numbers[np.unique(self._held.owner_of[near])]
 
     def passing(self, rows: Numbers, wanted: MetadataFilter) -> NDArray[np.bool_]:
-        """Which of these rows pass. The first filter on a key reads all records; its values stay in memory until the
-        store changes."""
-        missing = wanted.keys - self._columns.keys()
-        if missing:
+        """Return a mask of the rows that pass.
+
+        The first filter on a key reads all records; its values stay in memory until the store changes.
+        """
+        if missing := wanted.keys - self._columns.keys():
             if len(self._columns) + len(missing) > _MOST_COLUMNS:
                 self._columns = {key: self._columns[key] for key in wanted.keys & self._columns.keys()}
             records = map(unpack, map(self._held.texts.__getitem__, range(len(self))))
@@ -246,8 +267,10 @@ class MemoryStore(LiveStore, StoreView):
     def rows_with(self, documents: Sequence[str]) -> Numbers:
         if self._row_of is None:
             self._row_of = {encoded(self._document(row)): row for row in range(len(self))}
-        found = [row for each in documents if (row := self._row_of.get(encoded(each))) is not None]
-        return np.array(found, np.int64)
+        return np.array(
+            [row for each in documents if (row := self._row_of.get(encoded(each))) is not None],
+            np.int64,
+        )
 
     def marks(self, owners: Numbers, key: bytes) -> list[bytes]:
         marks = [b""] * len(owners)
@@ -261,18 +284,21 @@ class MemoryStore(LiveStore, StoreView):
     def _identity(self, row: int) -> tuple[bytes, bool]:
         """The identity of the owner whose first row this is: its key and True, or the row's content and False."""
         name = self._held.owner_keys[self._held.owner_of[row]]
-        is_named = self._is_named(name)
-        return encoded(name) if is_named else self._held.texts[row], is_named
+        if self._is_named(name):
+            return encoded(name), True
+        return self._held.texts[row], False
 
     def _parting(self, rows: Numbers, rest: Contents) -> tuple[list[int], bytes | None, bool]:
-        """What `_leave` is to tell of an owner, all of whose rows these are, when the rest stays."""
-        found, is_named = self._identity(rows[0])
-        equal = [] if is_named else rest.texts.equal_to(found)
-        has_equal = any(not self._is_named(rest.owner_keys[rest.owner_of[row]]) for row in equal)
-        return self.ids_of(rows), None if has_equal else found, is_named
+        """Return the arguments of `_leave` for the owner of all these rows, when the rest stays."""
+        identity, is_named = self._identity(rows[0])
+        if not is_named:
+            owners = [rest.owner_keys[rest.owner_of[row]] for row in rest.texts.equal_to(identity)]
+            if not all(map(self._is_named, owners)):
+                return self.ids_of(rows), None, False
+        return self.ids_of(rows), identity, is_named
 
     def _is_named(self, name: str) -> bool:
-        """Whether a caller gave this key. Otherwise the store made it up for an exemplar without an owner."""
+        """Return whether a caller gave this key. Otherwise the store made it up for an exemplar without an owner."""
         return self.owner_key is not None or not name.startswith("#")
 
     def _forgotten(self) -> Callable[[bytes, bool], bool]:
@@ -294,8 +320,17 @@ class MemoryStore(LiveStore, StoreView):
         with self.lock:
             per_key = 8 + 24 * 1.75 + 28  # list slot, dictionary entry at its usual load, integer value
             keys = sum(49 + per_key + len(key) for key in self._held.owner_keys)
-            arrays = [self._held.ids, self._held.owner_of, self._held.lives, self.numbers, *(self._by_owner or ())]
+            arrays = [
+                self._held.ids,
+                self._held.owner_of,
+                self._held.lives,
+                self.numbers,
+                *(self._by_owner or ()),
+            ]
             rest = self._held.texts.nbytes + self._held.documents.nbytes + sum(array.nbytes for array in arrays)
             for column in self._columns.values():
                 rest += column.ranks.nbytes + sum(64 * len(values) for _, values in column.kinds.values())
-            return {"vectors": 4 * self.dimension * len(self._held.ids), "other": int(rest + keys)}
+            return {
+                "vectors": 4 * self.dimension * len(self._held.ids),
+                "other": int(rest + keys),
+            }

@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from langchain_dpicl.durable import append, lock, sync_folder
-from langchain_dpicl.errors import InvalidParameter, StoreFileError, UnsafeConfigurationError
+from langchain_dpicl.errors import (
+    InvalidParameter,
+    StoreFileError,
+    UnsafeConfigurationError,
+)
 
 _FORMAT = "dpicl-notes-1"
 _HEAD = f'{{"format": "{_FORMAT}"'.encode()
@@ -58,13 +62,18 @@ def merged(*lists: Iterable[OpenedBudget]) -> tuple[OpenedBudget, ...]:
     found: dict[tuple[str, str], OpenedBudget] = {}
     for budget in (each for some in lists for each in some):
         known = found.get(budget.place, budget)
-        most = _most(known.epsilon, budget.epsilon), _most(known.delta, budget.delta)
-        found[budget.place] = OpenedBudget(budget.ledger, budget.url, budget.name, *most)
+        found[budget.place] = OpenedBudget(
+            budget.ledger,
+            budget.url,
+            budget.name,
+            _most(known.epsilon, budget.epsilon),
+            _most(known.delta, budget.delta),
+        )
     return tuple(found.values())
 
 
 def _most(one: float | None, other: float | None) -> float | None:
-    return other if one is None else one if other is None else max(one, other)
+    return max((each for each in (one, other) if each is not None), default=None)
 
 
 class DataNotes:
@@ -115,7 +124,6 @@ class DataNotes:
         raise UnsafeConfigurationError("notes hold a key: they are not pickled or copied")
 
     def _read(self) -> tuple[bytes | None, tuple[OpenedBudget, ...]]:
-        problem = None
         try:
             return self._parse(self.path.read_bytes())
         except FileNotFoundError:
@@ -148,7 +156,7 @@ class DataNotes:
             raise StoreFileError(f"the notes {self.path.name!r} beside the data cannot be written: {problem}")
 
     def _parse(self, content: bytes) -> tuple[bytes | None, tuple[OpenedBudget, ...]]:
-        """What the whole lines say. The last line counts when its line break is there."""
+        """Read the whole lines: the key and the budgets. The last line counts when its line break is there."""
         *lines, _ = content.split(b"\n")
         if content[: len(_HEAD)] == _HEAD[: len(content)]:
             with contextlib.suppress(ValueError, TypeError, KeyError):

@@ -14,7 +14,11 @@ from typing import Any, NoReturn, Protocol
 from langchain_core.documents import Document
 from langchain_core.stores import BaseStore
 
-from langchain_dpicl.errors import InvalidParameter, InvalidRecords, UnsafeConfigurationError
+from langchain_dpicl.errors import (
+    InvalidParameter,
+    InvalidRecords,
+    UnsafeConfigurationError,
+)
 from langchain_dpicl.private import OwnBucket
 from langchain_dpicl.store.records import attempt, read_each, text_and_metadata
 from langchain_dpicl.store.standin import PARENT
@@ -75,8 +79,10 @@ class MemberDocstore(OwnBucket, BaseStore[str, Document]):
         return self.mget(keys)
 
     def _document(self, chunk: dict[str, Any]) -> Document:
-        metadata = {name: chunk[name] for name in chunk.keys() - self._without}
-        return Document(chunk[PARENT], metadata=metadata)
+        return Document(
+            chunk[PARENT],
+            metadata={name: chunk[name] for name in chunk.keys() - self._without},
+        )
 
     def yield_keys(self, *, prefix: str | None = None) -> Iterator[str]:
         """The ids of the bucket's documents."""

@@ -1,4 +1,4 @@
-"""What stands in for a store within a member: each search reads that member's own bucket."""
+"""The stand-in for a store within a member: each search reads that member's own bucket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import OwnBucket
 from langchain_dpicl.private.bucket import Examples, MadeUp
 from langchain_dpicl.store.filters import MetadataFilter
-from langchain_dpicl.store.records import Vectors, aembed_query, as_matrix, embed, embed_query
+from langchain_dpicl.store.records import (
+    Vectors,
+    aembed_query,
+    as_matrix,
+    embed,
+    embed_query,
+)
 
 DOCUMENTS = 4
 """Documents that a search gives, unless told otherwise: as many as a LangChain retriever gives."""
@@ -41,7 +47,10 @@ def documents_of(bucket: Sequence[dict[str, Any]]) -> list[Document]:
     """A bucket's exemplars as LangChain documents, in its order."""
     key = bucket.input_key if isinstance(bucket, Examples) else "text"
     documents = [
-        Document(each[key], metadata={name: each[name] for name in each if name not in (key, PARENT)})
+        Document(
+            each[key],
+            metadata={name: each[name] for name in each if name not in (key, PARENT)},
+        )
         for each in bucket
     ]
     for document, exemplar in zip(documents, bucket, strict=True):
@@ -56,7 +65,11 @@ def check_search(search_type: object, settings: Mapping[str, Any]) -> None:
     if kind not in SETTINGS:
         raise InvalidParameter("search_type", search_type, f"one of {sorted(SETTINGS)}")
     if unknown := sorted(settings.keys() - SETTINGS[kind]):
-        raise InvalidParameter("search_kwargs", unknown, f"a search by {kind} carries out {sorted(SETTINGS[kind])}")
+        raise InvalidParameter(
+            "search_kwargs",
+            unknown,
+            f"a search by {kind} carries out {sorted(SETTINGS[kind])}",
+        )
     _test_of(settings.get("filter"))
 
 
@@ -91,7 +104,10 @@ class MemberVectorStore(OwnBucket, VectorStore):
                 f"the store's {type(embeddings).__name__} keeps queries, and members would write there what they "
                 "search for, which can hold private text: give the store embeddings without a query_embedding_cache"
             )
-        self._embeddings, self._input_key, self._dimension, self.k = embeddings, input_key, dimension, k
+        self._embeddings = embeddings
+        self._input_key = input_key
+        self._dimension = dimension
+        self.k = k
 
     @property
     def embeddings(self) -> Embeddings | None:
@@ -130,13 +146,21 @@ class MemberVectorStore(OwnBucket, VectorStore):
         return [found[:2] for found in self._nearest(await self._aembed(query), k, filter, kwargs)]
 
     def similarity_search_by_vector(
-        self, embedding: list[float], k: int | None = None, filter: SearchFilter = None, **kwargs: Any
+        self,
+        embedding: list[float],
+        k: int | None = None,
+        filter: SearchFilter = None,
+        **kwargs: Any,
     ) -> list[Document]:
         """The documents nearest to a vector of the store's embedding model."""
         return [found.document for found in self._nearest(self._given(embedding), k, filter, kwargs)]
 
     async def asimilarity_search_by_vector(
-        self, embedding: list[float], k: int | None = None, filter: SearchFilter = None, **kwargs: Any
+        self,
+        embedding: list[float],
+        k: int | None = None,
+        filter: SearchFilter = None,
+        **kwargs: Any,
     ) -> list[Document]:
         """`similarity_search_by_vector`, which waits for nothing."""
         return self.similarity_search_by_vector(embedding, k, filter, **kwargs)
@@ -195,16 +219,26 @@ class MemberVectorStore(OwnBucket, VectorStore):
     def _given(self, embedding: Sequence[float]) -> Vectors:
         self.bucket_here()
         if len(embedding) != self._dimension:
-            raise InvalidParameter("embedding", f"{len(embedding)} numbers", f"{self._dimension}, as the store's")
+            raise InvalidParameter(
+                "embedding",
+                f"{len(embedding)} numbers",
+                f"{self._dimension}, as the store's",
+            )
         vector: Vectors = as_matrix([embedding], 1)[0]
         return vector
 
     def _nearest(
-        self, query: Vectors, k: int | None, filter: SearchFilter, others: Mapping[str, Any] | None = None
+        self,
+        query: Vectors,
+        k: int | None,
+        filter: SearchFilter,
+        others: Mapping[str, Any] | None = None,
     ) -> list[_Found]:
         """The nearest of the bucket first; equally near ones in its order."""
         check_search("similarity", others or {})
-        k, passes, bucket = checks.whole("k", self.k if k is None else k), _test_of(filter), self.bucket_here()
+        k = checks.whole("k", self.k if k is None else k)
+        passes = _test_of(filter)
+        bucket = self.bucket_here()
         found: list[_Found] = []
         for exemplar, document in zip(list(bucket), documents_of(bucket), strict=True):
             if passes(document) or isinstance(exemplar, MadeUp):
@@ -229,10 +263,10 @@ class MemberVectorStore(OwnBucket, VectorStore):
         lambda_mult = checks.real("lambda_mult", lambda_mult, at_least=0.0, at_most=1.0)
         near = self._nearest(query, checks.whole("fetch_k", fetch_k), filter, others)
         k = checks.whole("k", self.k if k is None else k)
-        chosen = (
-            maximal_marginal_relevance(query, [each.vector.tolist() for each in near], lambda_mult, k) if near else []
-        )
-        return [near[i].document for i in chosen]
+        if not near:
+            return []
+        vectors = [each.vector.tolist() for each in near]
+        return [near[i].document for i in maximal_marginal_relevance(query, vectors, lambda_mult, k)]
 
     # -- what members cannot do ----------------------------------------------------------------------------------------
 
@@ -260,5 +294,7 @@ class MemberVectorStore(OwnBucket, VectorStore):
 def _test_of(filter: object) -> Callable[[Document], bool]:
     if callable(filter):
         return filter
-    asked = None if filter is None or filter == {} else MetadataFilter.parse(filter)
-    return lambda document: asked is None or asked.passes(document.metadata)
+    if filter is None or filter == {}:
+        return lambda document: True
+    asked = MetadataFilter.parse(filter)
+    return lambda document: asked.passes(document.metadata)

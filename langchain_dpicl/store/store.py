@@ -12,13 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreFileChanged, StoreFileError, UnknownOwner
+from langchain_dpicl.errors import (
+    InvalidParameter,
+    InvalidRecords,
+    StoreFileChanged,
+    StoreFileError,
+    UnknownOwner,
+)
 from langchain_dpicl.store.base import Arrival, Parting
 from langchain_dpicl.store.contents import Contents, FileState
 from langchain_dpicl.store.file import SharedFile, are_among
 from langchain_dpicl.store.memory import MemoryStore
 from langchain_dpicl.store.notes import OpenedBudget, merged
-from langchain_dpicl.store.records import RecordKeys, Vectors, attempt, check_records, embed, read_each, records_of
+from langchain_dpicl.store.records import (
+    RecordKeys,
+    Vectors,
+    attempt,
+    check_records,
+    embed,
+    read_each,
+    records_of,
+)
 from langchain_dpicl.store.sources import contents_of
 
 if TYPE_CHECKING:
@@ -154,13 +168,18 @@ class ExemplarStore(MemoryStore):
         Later changes to the collection reach the store with `sync_from`; `forget` does not reach the collection.
         """
         documents, vectors = contents_of(vectorstore)
-        own = attempt(lambda: vectorstore.embeddings)[0] if embeddings is None else embeddings
-        if own is None:
-            raise InvalidParameter("embeddings", None, "given if the collection does not name its embedding model")
+        if embeddings is None:
+            embeddings, _ = attempt(lambda: vectorstore.embeddings)
+        if embeddings is None:
+            raise InvalidParameter(
+                "embeddings",
+                None,
+                "given if the collection does not name its embedding model",
+            )
         keys = RecordKeys(input_key, output_key, owner_key)
         batch = check_records(records_of(documents, input_key), keys, None, may_be_empty=False)
-        matrix = batch.embed(own, vectors, None, False)
-        store = cls(own, Contents(keys, matrix.shape[1], matrix[:0]))
+        matrix = batch.embed(embeddings, vectors, None, False)
+        store = cls(embeddings, Contents(keys, matrix.shape[1], matrix[:0]))
         store._change(Arrival(batch, matrix, [str(document.id) for document in documents]), ())
         return store
 
@@ -204,9 +223,9 @@ class ExemplarStore(MemoryStore):
                     raise UnknownOwner("the store holds no such owner")
                 rows = np.flatnonzero(self._held.owner_of == slot)
                 self._delete_keys([self._document(row) for row in rows.tolist()])
-                contents, state = self._held.without(rows), self._held.state
-                mark = state.mark(*self._identity(rows[0]))
-                contents.state = state.joined(FileState(forgotten=(mark,)))
+                contents = self._held.without(rows)
+                mark = contents.state.mark(*self._identity(rows[0]))
+                contents.state = contents.state.joined(FileState(forgotten=(mark,)))
                 gone = self._leave(*self._parting(rows, contents))
                 return contents
 
@@ -219,7 +238,10 @@ class ExemplarStore(MemoryStore):
         return len(gone.ids)
 
     def _written(self, remake: Callable[[], Contents]) -> Contents:
-        """What ``remake`` makes of the store, in its files already: a change is made again if one cannot be written."""
+        """Write the contents that ``remake`` makes to the store's files, and return them.
+
+        They are made again if a file cannot be written.
+        """
         for attempts_left in reversed(range(_ATTEMPTS)):
             self.refresh()
             contents = remake()
@@ -284,7 +306,7 @@ class ExemplarStore(MemoryStore):
 
     @property
     def is_behind(self) -> bool:
-        """Whether a file of this store has changed since this process read or wrote it. One ``stat`` for each."""
+        """Return whether a file of this store has changed since it was read or written here. One ``stat`` for each."""
         return any(file.is_behind() for file in self._files.values())
 
     def refresh(self) -> bool:
@@ -300,12 +322,12 @@ class ExemplarStore(MemoryStore):
         return self._follow(self._files.values())
 
     def _follow(self, files: Iterable[SharedFile]) -> bool:
-        behind = [file for file in list(files) if file.is_behind()]
+        if not (behind := [file for file in list(files) if file.is_behind()]):
+            return False
         changed = False
-        with self.lock if behind else contextlib.nullcontext():
+        with self.lock:
             for file in behind:
-                news = file.newer()
-                if news is None:
+                if (news := file.newer()) is None:
                     continue
                 state, found = news
                 gone = [] if found is None else self._take_over(found, file)
@@ -321,7 +343,8 @@ class ExemplarStore(MemoryStore):
     def _take_over(self, found: Contents, file: SharedFile) -> list[int] | None:
         """Remove and add here what a file has lost and gained. The ids of the exemplars that went; None if an owner
         came into two files of this store separately."""
-        held, lives = self._held, found.row_lives()
+        held = self._held
+        lives = found.row_lives()
         row_lives = held.row_lives()
         went = np.isin(held.lives, file.row_lives) & ~np.isin(held.lives, found.lives)
         new = ~file.knows(found.ids, lives)
@@ -354,7 +377,8 @@ class ExemplarStore(MemoryStore):
             self._become(rest)
         if len(rows):
             contents = [found.texts[row] for row in rows.tolist()]
-            vectors, documents = np.ascontiguousarray(found.vectors[rows]), [found.documents[i] for i in rows.tolist()]
+            documents = [found.documents[row] for row in rows.tolist()]
+            vectors = np.ascontiguousarray(found.vectors[rows])
             slots = self._enter(contents, names, vectors, found.ids[rows], documents)
             self._held.lives[slots] = found.lives[owners]
         self._held.next_id = max(self._held.next_id, next_id)
@@ -379,7 +403,8 @@ class ExemplarStore(MemoryStore):
 
     def remember_release(self, release: str) -> None:
         """Remember what is about to be released once of this store, in its files at once."""
-        with self.lock, contextlib.suppress(StoreFileError):  # not writable: this process remembers alone
+        # If a file is not writable, this process remembers alone.
+        with self.lock, contextlib.suppress(StoreFileError):
             with contextlib.suppress(StoreFileError):
                 self.refresh()
             known = self._held.state.releases
@@ -392,7 +417,9 @@ class ExemplarStore(MemoryStore):
         for file in self._files.values():
             while file.path.exists():
                 try:
-                    contents = replace(file.read(), state=self._held.state) if self._has_unsaved else self._held
+                    contents = self._held
+                    if self._has_unsaved:
+                        contents = replace(file.read(), state=contents.state)
                     file.write(contents)
                     break
                 except StoreFileChanged:  # another process was faster: write its news and these
