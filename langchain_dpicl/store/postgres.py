@@ -25,7 +25,14 @@ from langchain_dpicl.store.base import Arrival, Parting, StoreView, owner_mark
 from langchain_dpicl.store.maintenance import LiveStore
 from langchain_dpicl.store.notes import OpenedBudget
 from langchain_dpicl.store.postgres_view import PostgresView
-from langchain_dpicl.store.records import Batch, RecordKeys, Vectors, check_records, decoded, embed
+from langchain_dpicl.store.records import (
+    Batch,
+    RecordKeys,
+    Vectors,
+    check_records,
+    decoded,
+    embed,
+)
 from langchain_dpicl.store.tables import Collection
 from langchain_dpicl.store.vector_memory import Moment, VectorMemory
 
@@ -51,7 +58,8 @@ def _connected(url: str, name: str) -> Iterator[Connections]:
 
 def _start_anew(store: weakref.ref[PostgresExemplarStore]) -> None:
     if (kept := store()) is not None:
-        kept._lock, kept._memory = threading.Lock(), VectorMemory(kept._collection)
+        kept._lock = threading.Lock()
+        kept._memory = VectorMemory(kept._collection)
 
 
 class PostgresExemplarStore(LiveStore):
@@ -70,10 +78,15 @@ class PostgresExemplarStore(LiveStore):
     """
 
     def __init__(
-        self, embeddings: Embeddings, connections: Connections, collection: Collection, vectors_in_memory: bool = True
+        self,
+        embeddings: Embeddings,
+        connections: Connections,
+        collection: Collection,
+        vectors_in_memory: bool = True,
     ) -> None:
         super().__init__(embeddings, collection.keys, collection.dimension)
-        self._connections, self._collection = connections, collection
+        self._connections = connections
+        self._collection = collection
         self._lock = threading.Lock()
         self._seen = collection.forgets
         self._in_memory = vectors_in_memory
@@ -107,8 +120,15 @@ class PostgresExemplarStore(LiveStore):
         """
         keys = RecordKeys(input_key, output_key, owner_key)
         batch = check_records(records, keys, ids, may_be_empty=False)
-        embedded = partial(batch.embed, embeddings, vectors, None, progress)
-        return cls._made(url, name, embeddings, keys, batch, embedded, vectors_in_memory)
+        return cls._made(
+            url,
+            name,
+            embeddings,
+            keys,
+            batch,
+            partial(batch.embed, embeddings, vectors, None, progress),
+            vectors_in_memory,
+        )
 
     @classmethod
     def empty(
@@ -177,8 +197,12 @@ class PostgresExemplarStore(LiveStore):
             if found is None:
                 raise StoreError(f"there is no collection {name!r} in this database: make it with from_records")
             store = cls(embeddings, connections, found, vectors_in_memory)
-            asked = (input_key, output_key, owner_key)
-            for key, made, given in zip(RecordKeys._fields, found.keys, asked, strict=True):
+            for key, made, given in zip(
+                RecordKeys._fields,
+                found.keys,
+                (input_key, output_key, owner_key),
+                strict=True,
+            ):
                 if given not in (None, made):
                     raise StoreError(f"the collection {name!r} was made with {key}={made!r}")
             if embeddings is not None:  # a command that forgets has none
@@ -234,8 +258,7 @@ class PostgresExemplarStore(LiveStore):
         memory = self._memory
         with memory.reading() as known, self._connections.snapshot() as ask:
             with memory.following:
-                row = ask(counters, self._collection.name)
-                if not row:
+                if not (row := ask(counters, self._collection.name)):
                     raise StoreError(f"there is no collection {self._collection.name!r} any more")
                 *state, end = row[0]
                 moment = Moment(*state)
@@ -245,12 +268,14 @@ class PostgresExemplarStore(LiveStore):
                 elif memory.moment is not None:
                     memory.follow(ask, moment)
             with self._lock:
-                watchers, last = list(self._watchers), self._seen
+                watchers = list(self._watchers)
+                last = self._seen
                 self._seen = max(last, moment.logged)
             try:
-                for (ids,) in ask(went, last, moment.logged) if watchers and moment.logged > last else []:
-                    for watcher in watchers:
-                        watcher(ids)
+                if watchers and moment.logged > last:
+                    for (ids,) in ask(went, last, moment.logged):
+                        for watcher in watchers:
+                            watcher(ids)
             except BaseException:
                 with self._lock:
                     self._seen = min(last, self._seen)  # again with the next reading
@@ -319,7 +344,7 @@ class PostgresExemplarStore(LiveStore):
     def _own_key(self, *, make: bool) -> bytes | None:
         if self._key is None:
             noted = [key for each in self._notes if (key := each.key(make=False)) is not None]
-            offered = noted[0] if noted else None
+            offered = next(iter(noted), None)
             self._key = self._connections.run(tables.owner_key, self._collection.name, make, offered)
         return self._key
 
@@ -350,5 +375,6 @@ class PostgresExemplarStore(LiveStore):
         self._connections.close()
 
     def _drop_vectors(self) -> None:
-        dropped, self._memory = self._memory, VectorMemory(self._collection)
+        dropped = self._memory
+        self._memory = VectorMemory(self._collection)
         dropped.end()

@@ -9,7 +9,6 @@ depend, through its lists or links, on other owners' data.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +39,22 @@ class PostgresView(StoreView):
     """
 
     def __init__(
-        self, collection: Collection, ask: AskServer, end: int, moment: Moment, memory: VectorMemory | None
+        self,
+        collection: Collection,
+        ask: AskServer,
+        end: int,
+        moment: Moment,
+        memory: VectorMemory | None,
     ) -> None:
-        self._collection, self._ask, self.numbers = collection, ask, np.arange(end)
-        self._moment, self._memory = moment, memory
+        self._collection = collection
+        self._ask = ask
+        self.numbers = np.arange(end)
+        self._moment = moment
+        self._memory = memory
         self._is_followed = self.has_ended = False
-        vector = f"{collection.extension}.vector"
         # The server's one similarity, in single precision: of the gate, and of what a call sees.
-        self._product = f"{collection.extension}.inner_product(embedding, %s::float8[]::{vector})::real"
+        schema = collection.extension
+        self._product = f"{schema}.inner_product(embedding, %s::float8[]::{schema}.vector)::real"
         self._at_rows = f"FROM {_NUMBERED} JOIN {collection.exemplars} ON id = wanted"
 
     def followed(self) -> VectorMemory | None:
@@ -55,39 +62,48 @@ class PostgresView(StoreView):
         if self.has_ended:
             raise StoreError("this reading of the store has ended: read within its with block")
         if self._memory is not None and not self._is_followed:
-            self._memory, self._is_followed = self._memory.at(self._ask, self._moment), True
+            self._memory = self._memory.at(self._ask, self._moment)
+            self._is_followed = True
         return self._memory
 
     def eligible(self, query: Vectors | None, threshold: float, wanted: MetadataFilter | None = None) -> Numbers:
         if query is not None and (memory := self.followed()) is not None:
             rows, owner_of = memory.near(query, threshold, self._moment.time)
-            return np.unique(owner_of if wanted is None else owner_of[self.passing(rows, wanted)])
-        near, values = "TRUE", list[object]()
+            if wanted is not None:
+                owner_of = owner_of[self.passing(rows, wanted)]
+            return np.unique(owner_of)
+        near = "TRUE"
+        values: list[object] = []
         if query is not None:
-            near, values = f"{self._product} >= %s::real", [query.tolist(), float(np.float32(threshold))]
+            near = f"{self._product} >= %s::real"
+            values = [query.tolist(), float(np.float32(threshold))]
         if wanted is None:
-            owners = (
-                f"SELECT string_agg(int8send(owner), ''::bytea ORDER BY owner) FROM (SELECT DISTINCT owner "
-                f"FROM {self._collection.exemplars} WHERE {near}) AS near"
-            )
-            return self._packed(">i8", owners, *values).astype(np.int64)
+            return self._packed(
+                ">i8",
+                "SELECT string_agg(int8send(owner), ''::bytea ORDER BY owner) FROM (SELECT DISTINCT owner "
+                f"FROM {self._collection.exemplars} WHERE {near}) AS near",
+                *values,
+            ).astype(np.int64)
         pairs = f"SELECT string_agg(int8send(id) || int8send(owner), ''::bytea) FROM {self._collection.exemplars}"
         found = self._packed(">i8", f"{pairs} WHERE {near}", *values).astype(np.int64).reshape(-1, 2)
         return np.unique(found[self.passing(found[:, 0].copy(), wanted), 1])
 
     def passing(self, rows: Numbers, wanted: MetadataFilter) -> NDArray[np.bool_]:
         """Read here: PostgreSQL's JSON refuses texts that Python's takes, and one record would fail the others."""
-        parts = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
-        records = itertools.chain.from_iterable(map(self.read, parts))
+        records = (
+            record for start in range(0, len(rows), _BATCH) for record in self.read(rows[start : start + _BATCH])
+        )
         return wanted.passing(columns_of(records, wanted.keys))
 
     def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
         """Their exemplars' ids and the positions, by position, then id."""
-        wanted = (
+        packed = self._packed(
+            ">i8",
             "SELECT string_agg(int8send(id) || int8send(position - 1), ''::bytea ORDER BY position, id) "
-            f"FROM {_NUMBERED} JOIN {self._collection.exemplars} ON owner = wanted"
+            f"FROM {_NUMBERED} JOIN {self._collection.exemplars} ON owner = wanted",
+            tables.as_array(owners),
         )
-        pairs = self._packed(">i8", wanted, tables.as_array(owners)).astype(np.int64).reshape(-1, 2)
+        pairs = packed.astype(np.int64).reshape(-1, 2)
         return pairs[:, 0].copy(), pairs[:, 1].copy()
 
     def similarity(self, rows: Numbers, query: Vectors) -> NDArray[np.float32]:
@@ -98,8 +114,12 @@ class PostgresView(StoreView):
             parts = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
             products = [inner_products(self.vectors(part), np.arange(len(part)), query) for part in parts]
             return np.concatenate([np.empty(0, np.float32), *products])
-        wanted = f"SELECT string_agg(float4send({self._product}), ''::bytea ORDER BY position) {self._at_rows}"
-        found = self._packed(">f4", wanted, query.tolist(), tables.as_array(rows)).astype(np.float32)
+        found = self._packed(
+            ">f4",
+            f"SELECT string_agg(float4send({self._product}), ''::bytea ORDER BY position) {self._at_rows}",
+            query.tolist(),
+            tables.as_array(rows),
+        ).astype(np.float32)
         _check_all(len(found), rows)
         return found
 

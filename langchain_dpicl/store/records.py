@@ -12,7 +12,15 @@ import datetime
 import itertools
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -97,44 +105,59 @@ class Batch:
         """The name of each record's owner in a store that gives it this id."""
         return [f"#{i}" for i in ids.tolist()] if self.owners is None else self.owners
 
-    def embed(self, embeddings: Embeddings, vectors: Vectors | None, dimension: int | None, progress: bool) -> Vectors:
+    def embed(
+        self,
+        embeddings: Embeddings,
+        vectors: Vectors | None,
+        dimension: int | None,
+        progress: bool,
+    ) -> Vectors:
         """The texts' embeddings, or these vectors in their place: rows of float32 of norm 1."""
-        matrix = embed(embeddings, self.texts, progress) if vectors is None else as_matrix(vectors, len(self.texts))
+        if vectors is None:
+            matrix = embed(embeddings, self.texts, progress)
+        else:
+            matrix = as_matrix(vectors, len(self.texts))
         if dimension is not None and matrix.shape[1] != dimension:
             raise InvalidRecords(f"embeddings have {matrix.shape[1]} dimensions, the store has {dimension}")
         return matrix
 
 
 def check_records(
-    records: Iterable[Mapping[str, Any]], keys: RecordKeys, ids: Sequence[int] | None, *, may_be_empty: bool = True
+    records: Iterable[Mapping[str, Any]],
+    keys: RecordKeys,
+    ids: Sequence[int] | None,
+    *,
+    may_be_empty: bool = True,
 ) -> Batch:
     """Check and pack records. Raises `InvalidRecords`, and `InvalidParameter` for a key that is no name."""
     for name, key in keys._asdict().items():
         if key is not None and (not isinstance(key, str) or not key):
             raise InvalidParameter(name, key, "a non-empty string")
-    texts: list[str] = []
-    contents: list[bytes] = []
-    owners: list[str] = []
+    accepted: list[tuple[str, bytes, str]] = []
     for i, given in enumerate(read_each(records, "record")):
         found, fault = attempt(_checked, given, keys)
         text, content, owner, problem = found or ("", b"", "", f"cannot be read ({fault})")
         if problem:
             raise InvalidRecords(f"record {i} {problem}")
-        texts.append(text)
-        contents.append(content)
-        owners.append(owner)
-    if not texts and not may_be_empty:
+        accepted.append((text, content, owner))
+    if not accepted and not may_be_empty:
         raise InvalidRecords("the store would be empty: at least one record is needed")
+    chosen: NDArray[np.int64] | None = None
     if ids is not None:
         ids = list(read_each(ids, "id", _whole))
-        if len(ids) != len(texts):
-            raise InvalidRecords(f"ids has {len(ids)} entries for {len(texts)} records")
+        if len(ids) != len(accepted):
+            raise InvalidRecords(f"ids has {len(ids)} entries for {len(accepted)} records")
         if not all(0 <= i < 2**62 for i in ids):
             raise InvalidRecords("ids must be integers from 0 to 2**62 - 1")
-        if len(set(ids)) != len(texts):
+        if len(set(ids)) != len(accepted):
             raise InvalidRecords(NOT_UNIQUE)
-    chosen = None if ids is None else np.asarray(ids, np.int64)
-    return Batch(texts, contents, None if keys.owner_key is None else owners, chosen)
+        chosen = np.asarray(ids, np.int64)
+    return Batch(
+        [text for text, _, _ in accepted],
+        [content for _, content, _ in accepted],
+        None if keys.owner_key is None else [owner for _, _, owner in accepted],
+        chosen,
+    )
 
 
 def _checked(given: Any, keys: RecordKeys) -> tuple[str, bytes, str, str]:
@@ -186,7 +209,10 @@ def pack(record: Mapping[str, Any], keys: RecordKeys) -> tuple[bytes, str]:
     content, fault = attempt(_json_of, kept, keys)
     if not fault:
         return content, ""
-    key = next((key for key, value in kept.items() if attempt(_json_of, {key: value}, keys)[1]), None)
+    key = next(
+        (key for key, value in kept.items() if attempt(_json_of, {key: value}, keys)[1]),
+        None,
+    )
     return b"", f"metadata that JSON cannot represent, or deeper than {_DEEPEST} levels, under {key!r}"
 
 
@@ -247,7 +273,8 @@ def unpack(content: bytes) -> dict[str, Any]:
     the others'."""
     with contextlib.suppress(Exception):
         fields = json.loads(decoded(content))
-        return fields if isinstance(fields, dict) else {}
+        if isinstance(fields, dict):
+            return fields
     return {}
 
 
@@ -280,7 +307,8 @@ def text_and_metadata(document: Document) -> tuple[str, dict[str, Any]]:
 
     The metadata are a copy of all levels: a loader may go on filling a list, then with what belongs to others.
     """
-    text, metadata = plain(document.page_content), document.metadata
+    text = plain(document.page_content)
+    metadata = document.metadata
     if not isinstance(text, str) or not isinstance(metadata, Mapping):
         raise TypeError
     return text, copy.deepcopy(_with_plain_keys(metadata))
@@ -328,7 +356,7 @@ def _fault(error: BaseException) -> str:
 
 
 def read_each(given: Iterable[Any], what: str, read: Callable[[Any], Any] = plain) -> Iterator[Any]:
-    """What ``read`` makes of the elements of a user's list, loader or generator, each when it comes.
+    """Read the elements of a user's list, loader or generator with ``read``, each when it comes.
 
     `InvalidRecords` if one fails: its error may quote a text. A generator that is left early ends here, too.
     """
@@ -340,7 +368,8 @@ def read_each(given: Iterable[Any], what: str, read: Callable[[Any], Any] = plai
     elements, fault = attempt(iter, given)
     try:
         for i in itertools.count():
-            element, fault = (None, fault) if fault else attempt(following)
+            if not fault:
+                element, fault = attempt(following)
             if fault:
                 raise InvalidRecords(f"{what} {i} cannot be read ({fault})")
             if element is _END:
@@ -359,7 +388,12 @@ def embed(embeddings: Embeddings, texts: Sequence[str], progress: bool) -> Vecto
 
     parts: list[Vectors] = []
     starts = range(0, len(texts), _EMBED_BATCH)
-    for start in tqdm(starts, desc="embedding", unit="batch", disable=None if progress and len(starts) > 1 else True):
+    for start in tqdm(
+        starts,
+        desc="embedding",
+        unit="batch",
+        disable=None if progress and len(starts) > 1 else True,
+    ):
         chunk = list(texts[start : start + _EMBED_BATCH])
         answer, fault = attempt(embeddings.embed_documents, chunk)
         if fault:
@@ -410,8 +444,11 @@ def _check_length(embeddings: Any, text: str) -> None:
     """`InvalidParameter` for a query of which the model would read the beginning alone, as far as it says so."""
     length, limit = _length(embeddings, text)
     if length > limit:
-        bound = f"a query of at most {limit} tokens, as many as the embedding model reads; nothing was charged"
-        raise InvalidParameter("input", f"{length} tokens", bound)
+        raise InvalidParameter(
+            "input",
+            f"{length} tokens",
+            f"a query of at most {limit} tokens, as many as the embedding model reads; nothing was charged",
+        )
 
 
 def _length(embeddings: Any, text: str) -> tuple[int, int]:
@@ -430,11 +467,13 @@ def _length(embeddings: Any, text: str) -> tuple[int, int]:
 
 
 def too_long(embeddings: Any, texts: Sequence[str]) -> list[bool]:
-    """Which texts the model reads the beginning of alone, as far as it says so."""
+    """Return for each text whether the model reads its beginning alone, as far as it says so."""
     longest = max(texts, key=len, default="")
     _, limit = _length(embeddings, longest[:1])
+    if not limit:
+        return [False] * len(texts)
     # A token is a character at least, but for the two around a text.
-    return [len(text) > limit - 2 and _length(embeddings, text)[0] > limit if limit else False for text in texts]
+    return [len(text) > limit - 2 and _length(embeddings, text)[0] > limit for text in texts]
 
 
 def _unit(answer: Any, fault: str, dimension: int) -> Vectors:

@@ -1,4 +1,4 @@
-"""What a LangChain vector store holds: its documents with their ids and vectors, as they stand.
+"""The documents of a LangChain vector store, with their ids and vectors, as they stand.
 
 Their own methods search. They do not list a collection, so each kind is read in its own way, whole.
 """
@@ -50,7 +50,8 @@ def contents_of(vectorstore: VectorStore) -> tuple[list[Document], Vectors]:
     kind, fault = attempt(_STORAGES.get(reader, lambda store: ""), vectorstore)
     if kind:
         raise StoreError(f"the {name} stores {kind}: {_TAKE_DOCUMENTS}")
-    entries, fault = (None, fault) if fault else attempt(_whole, reader, vectorstore)
+    if not fault:
+        entries, fault = attempt(_whole, reader, vectorstore)
     if fault:
         raise StoreError(f"the {name} cannot be read whole ({fault}): {_TAKE_DOCUMENTS}")
     if entries is None:
@@ -67,7 +68,7 @@ def contents_of(vectorstore: VectorStore) -> tuple[list[Document], Vectors]:
 
 
 def is_number(id: str) -> bool:
-    """Whether it is the id of a record that came without one: # and its number."""
+    """Return whether it is the id of a record that came without one: # and its number."""
     return _NUMBER.fullmatch(id) is not None
 
 
@@ -112,8 +113,8 @@ def _scikit_learn_storage(store: Any) -> str:
 
 
 def _faiss(store: Any) -> Iterator[Entry]:
-    given, ids = store.index, store.index_to_docstore_id
-    index, kind = _faiss_index(given)  # what is read is what is checked
+    ids = store.index_to_docstore_id
+    index, kind = _faiss_index(store.index)  # what is read is what is checked
     count = index.ntotal
     if kind or sorted(ids) != list(range(count)):
         raise LookupError
@@ -136,8 +137,10 @@ def _faiss_index(given: Any) -> tuple[Any, str]:
     found = index = faiss.downcast_index(given)
     while type(given).__module__.split(".")[0] == "faiss":  # else a class of somebody's own
         kind = type(index).__name__
+        if kind in ("IndexFlat", "IndexFlatL2", "IndexFlatIP"):
+            return found, ""
         if kind not in _AROUND:
-            return found, "" if kind in ("IndexFlat", "IndexFlatL2", "IndexFlatIP") else kind
+            return found, kind
         given = getattr(index, _AROUND[kind])
         index = faiss.downcast_index(given)
     return found, type(given).__name__
@@ -151,20 +154,36 @@ def _chroma(store: Any) -> Iterator[Entry]:
     ids = store.get(include=[])["ids"]  # pages by number would skip documents if others are deleted meanwhile
     for start in range(0, len(ids), _PAGE):
         page = store.get(ids[start : start + _PAGE], include=["documents", "metadatas", "embeddings"])
-        yield from zip(page["ids"], page["documents"], page["metadatas"], page["embeddings"], strict=True)
+        yield from zip(
+            page["ids"],
+            page["documents"],
+            page["metadatas"],
+            page["embeddings"],
+            strict=True,
+        )
 
 
 def _qdrant(store: Any) -> Iterator[Entry]:
     offset = None
     while True:
         points, offset = store.client.scroll(
-            store.collection_name, limit=_PAGE, offset=offset, with_payload=True, with_vectors=True
+            store.collection_name,
+            limit=_PAGE,
+            offset=offset,
+            with_payload=True,
+            with_vectors=True,
         )
         for point in points:
-            payload, vector = point.payload or {}, point.vector
+            payload = point.payload or {}
+            vector = point.vector
             if isinstance(vector, dict):
                 vector = vector.get(store.vector_name)
-            yield point.id, payload.get(store.content_payload_key), payload.get(store.metadata_payload_key), vector
+            yield (
+                point.id,
+                payload.get(store.content_payload_key),
+                payload.get(store.metadata_payload_key),
+                vector,
+            )
         if offset is None:
             return
 

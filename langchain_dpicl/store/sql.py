@@ -21,7 +21,12 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from langchain_dpicl.calls import shut
-from langchain_dpicl.errors import DPICLError, InvalidParameter, StoreError, UnsafeConfigurationError
+from langchain_dpicl.errors import (
+    DPICLError,
+    InvalidParameter,
+    StoreError,
+    UnsafeConfigurationError,
+)
 from langchain_dpicl.extras import require
 
 if TYPE_CHECKING:
@@ -90,8 +95,9 @@ def reason(error: BaseException) -> str:
     if state := sqlstate(error):
         return f"{name} ({state})"
     speaks = isinstance(origin, sqlite3.Error) or name in ("OperationalError", "ConnectionTimeout")
-    words = str(origin).splitlines() if speaks and not isinstance(origin, SQLAlchemyError) else []
-    return (words or [name])[0]
+    if speaks and not isinstance(origin, SQLAlchemyError):
+        return next(iter(str(origin).splitlines()), name)
+    return name
 
 
 def sqlite_path(url: URL) -> str | None:
@@ -112,8 +118,9 @@ def shown(url: str | URL) -> str:
             url = make_url(url)
         except (ArgumentError, ValueError):
             return "an address that cannot be read"
-    query = {key: value if key in _SQLITE_OPTIONS else "***" for key, value in url.query.items()}
-    return url.set(query=query if url.get_backend_name() == "sqlite" else {}).render_as_string(hide_password=True)
+    is_sqlite = url.get_backend_name() == "sqlite"
+    query = {key: value if key in _SQLITE_OPTIONS else "***" for key, value in url.query.items() if is_sqlite}
+    return url.set(query=query).render_as_string(hide_password=True)
 
 
 def direct(connection: sa.Connection, statement: str, *rows: Mapping[str, object]) -> Any:
@@ -124,7 +131,10 @@ def direct(connection: sa.Connection, statement: str, *rows: Mapping[str, object
     """
     cursor = connection.connection.cursor()
     text = statement if connection.dialect.name == "sqlite" else _for_postgresql(statement)
-    cursor.execute(text, rows[0]) if len(rows) == 1 else cursor.executemany(text, rows)
+    if len(rows) == 1:
+        cursor.execute(text, rows[0])
+    else:
+        cursor.executemany(text, rows)
     return cursor
 
 
@@ -204,7 +214,8 @@ class Connections:
 
         It gives all rows, and raises `StoreError`. An error ends the connection.
         """
-        fault, has_ended = "", False
+        fault = ""
+        has_ended = False
         with contextlib.ExitStack() as cleanup:
             try:
                 connection = cleanup.enter_context(self._borrowed(_READING))
@@ -242,7 +253,10 @@ class Connections:
 
         The server may refuse: somebody else's table, or one that is being vacuumed already, is left to autovacuum.
         """
-        with contextlib.suppress(*self._faults), self._borrowed(f"VACUUM (ANALYZE, SKIP_LOCKED) {', '.join(tables)}"):
+        with (
+            contextlib.suppress(*self._faults),
+            self._borrowed(f"VACUUM (ANALYZE, SKIP_LOCKED) {', '.join(tables)}"),
+        ):
             pass
 
     def _refusal(self, fault: str) -> StoreError:

@@ -21,10 +21,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnknownOwner
+from langchain_dpicl.errors import (
+    InvalidParameter,
+    InvalidRecords,
+    StoreError,
+    UnknownOwner,
+)
 from langchain_dpicl.store.base import Arrival, Numbers, owner_mark
 from langchain_dpicl.store.notes import OpenedBudget, merged
-from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys, Vectors, decoded, encoded
+from langchain_dpicl.store.records import (
+    NOT_UNIQUE,
+    Batch,
+    RecordKeys,
+    Vectors,
+    decoded,
+    encoded,
+)
 
 if TYPE_CHECKING:
     from langchain_dpicl.store.sql import Connection
@@ -47,10 +59,14 @@ class Collection:
     """
 
     def __init__(self, name: str, dimension: int, keys: RecordKeys, extension: str, forgets: int = 0) -> None:
-        self.name, self.dimension, self.keys, self.extension, self.forgets = name, dimension, keys, extension, forgets
-        self.owners, self.exemplars, self.forgotten = (
-            f"dpicl_{name}_{k}" for k in ("owners", "exemplars", "forgotten")
-        )
+        self.name = name
+        self.dimension = dimension
+        self.keys = keys
+        self.extension = extension
+        self.forgets = forgets
+        self.owners = f"dpicl_{name}_owners"
+        self.exemplars = f"dpicl_{name}_exemplars"
+        self.forgotten = f"dpicl_{name}_forgotten"
 
 
 def check_name(name: object) -> None:
@@ -63,8 +79,10 @@ def find(connection: Connection, name: str) -> Collection | None:
     """The collection of this name, if there is one."""
     row = None
     if _exists(connection, "dpicl_collections"):
-        query = "SELECT dimension, keys, forgets FROM dpicl_collections WHERE name = %s"
-        row = connection.execute(query, [name]).fetchone()
+        row = connection.execute(
+            "SELECT dimension, keys, forgets FROM dpicl_collections WHERE name = %s",
+            [name],
+        ).fetchone()
     extension = _extension(connection)
     if row is None or extension is None:
         return None
@@ -80,7 +98,12 @@ def check_free(connection: Connection, name: str) -> Collection | None:
 
 
 def make(
-    connection: Connection, name: str, dimension: int, keys: RecordKeys, batch: Batch, matrix: Vectors
+    connection: Connection,
+    name: str,
+    dimension: int,
+    keys: RecordKeys,
+    batch: Batch,
+    matrix: Vectors,
 ) -> Collection:
     """Make a collection's tables, or take over those of an empty one that is alike, and fill them.
 
@@ -154,64 +177,92 @@ def budgets(connection: Connection, name: str, new: Sequence[OpenedBudget] = ())
     )
     known: list[OpenedBudget] = []
     if _kept(connection, "dpicl_opened_budgets", columns, make=bool(new)):
-        columns = "ledger, url, name, epsilon, delta"
-        query = f"SELECT {columns} FROM dpicl_opened_budgets WHERE collection = %s ORDER BY ledger, name"
-        known += [OpenedBudget(*row) for row in connection.execute(query, [name]).fetchall()]
-    if _exists(connection, "dpicl_budgets"):  # of an earlier version, which wrote down no promise
-        query = "SELECT ledger, url, name FROM dpicl_budgets WHERE collection = %s ORDER BY ledger, name"
-        known = [*(OpenedBudget(*row) for row in connection.execute(query, [name]).fetchall()), *known]
-    found = merged(known, new)
-    for budget in set(found) - set(known) if new else ():
-        query = (
-            "INSERT INTO dpicl_opened_budgets AS old VALUES (%s, %s, %s, %s, %s, %s) "
-            "ON CONFLICT (collection, ledger, name) DO UPDATE SET url = excluded.url, "
-            "epsilon = greatest(old.epsilon, excluded.epsilon), delta = greatest(old.delta, excluded.delta)"
+        found = connection.execute(
+            "SELECT ledger, url, name, epsilon, delta FROM dpicl_opened_budgets WHERE collection = %s "
+            "ORDER BY ledger, name",
+            [name],
         )
-        connection.execute(query, [name, *astuple(budget)])
-    return found
+        known += [OpenedBudget(*row) for row in found.fetchall()]
+    if _exists(connection, "dpicl_budgets"):  # of an earlier version, which wrote down no promise
+        found = connection.execute(
+            "SELECT ledger, url, name FROM dpicl_budgets WHERE collection = %s ORDER BY ledger, name",
+            [name],
+        )
+        known = [*(OpenedBudget(*row) for row in found.fetchall()), *known]
+    every = merged(known, new)
+    if new:
+        for budget in set(every) - set(known):
+            connection.execute(
+                "INSERT INTO dpicl_opened_budgets AS old VALUES (%s, %s, %s, %s, %s, %s) "
+                "ON CONFLICT (collection, ledger, name) DO UPDATE SET url = excluded.url, "
+                "epsilon = greatest(old.epsilon, excluded.epsilon), delta = greatest(old.delta, excluded.delta)",
+                [name, *astuple(budget)],
+            )
+    return every
 
 
 def owner_key(connection: Connection, name: str, make: bool, offered: bytes | None) -> bytes | None:
     """The key of a collection's marks in ledgers. If it has none: make it, of the ``offered`` one, or None."""
-    if not _kept(connection, "dpicl_owner_keys", "key bytea NOT NULL, PRIMARY KEY (collection)", make=make):
+    if not _kept(
+        connection,
+        "dpicl_owner_keys",
+        "key bytea NOT NULL, PRIMARY KEY (collection)",
+        make=make,
+    ):
         return None
     if make:
-        query = "INSERT INTO dpicl_owner_keys VALUES (%s, %b) ON CONFLICT DO NOTHING"
-        connection.execute(query, [name, offered or secrets.token_bytes(32)])
+        connection.execute(
+            "INSERT INTO dpicl_owner_keys VALUES (%s, %b) ON CONFLICT DO NOTHING",
+            [name, offered or secrets.token_bytes(32)],
+        )
     found = connection.execute("SELECT key FROM dpicl_owner_keys WHERE collection = %s", [name]).fetchone()
     return None if found is None else bytes(found[0])
 
 
 def releases(connection: Connection, name: str, new: str | None = None) -> tuple[str, ...]:
-    """What was released once of a collection, with a new one, which is written down."""
-    columns = "release text NOT NULL, PRIMARY KEY (collection, release)"
-    if not _kept(connection, "dpicl_released_once", columns, make=new is not None):
+    """Return the releases that were made once of a collection, with a new one, which is written down."""
+    if not _kept(
+        connection,
+        "dpicl_released_once",
+        "release text NOT NULL, PRIMARY KEY (collection, release)",
+        make=new is not None,
+    ):
         return ()
     if new is not None:
-        query = "INSERT INTO dpicl_released_once VALUES (%s, %s) ON CONFLICT DO NOTHING"
-        connection.execute(query, [name, new])
+        connection.execute(
+            "INSERT INTO dpicl_released_once VALUES (%s, %s) ON CONFLICT DO NOTHING",
+            [name, new],
+        )
     query = "SELECT release FROM dpicl_released_once WHERE collection = %s ORDER BY release"
     return tuple(str(release) for (release,) in connection.execute(query, [name]).fetchall())
 
 
 def forgotten(connection: Connection, name: str, *, make: bool = True) -> tuple[bytes, frozenset[bytes]]:
     """The key of a collection's marks of forgotten owners, and the marks, which from now on are kept if ``make``."""
-    columns = "key bytea NOT NULL, mark bytea NOT NULL, PRIMARY KEY (collection, mark)"
-    if not _kept(connection, "dpicl_forgotten_owners", columns, make=make):
+    if not _kept(
+        connection,
+        "dpicl_forgotten_owners",
+        "key bytea NOT NULL, mark bytea NOT NULL, PRIMARY KEY (collection, mark)",
+        make=make,
+    ):
         return b"", frozenset()
-    query = "SELECT key, mark FROM dpicl_forgotten_owners WHERE collection = %s"
-    found = connection.execute(query, [name]).fetchall()
-    return found[0][0] if found else secrets.token_bytes(32), frozenset(mark for _, mark in found)
+    found = connection.execute(
+        "SELECT key, mark FROM dpicl_forgotten_owners WHERE collection = %s",
+        [name],
+    ).fetchall()
+    key = found[0][0] if found else secrets.token_bytes(32)
+    return key, frozenset(mark for _, mark in found)
 
 
 def _kept(connection: Connection, table: str, columns: str, *, make: bool) -> bool:
-    """Whether there is this table about collections, which is made if it has to be."""
+    """Return whether there is this table about collections, which is made if it has to be."""
     if _exists(connection, table):
         return True
     if make:
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
-        about = f"collection text NOT NULL REFERENCES dpicl_collections, {columns}"
-        connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({about})")
+        connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {table} (collection text NOT NULL REFERENCES dpicl_collections, {columns})"
+        )
     return make
 
 
@@ -221,51 +272,72 @@ def _exists(connection: Connection, table: str) -> bool:
 
 def _extension(connection: Connection) -> str | None:
     """The schema of pgvector, quoted; None if the database does not have it."""
-    query = "SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'vector'"
-    row = connection.execute(query).fetchone()
+    row = connection.execute(
+        "SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'vector'",
+    ).fetchone()
     return None if row is None else str(row[0])
 
 
 def _hold(connection: Connection, collection: Collection) -> tuple[int, int, int]:
     """Let nobody else change the collection until this transaction ends; its counters."""
-    query = "SELECT next_id, next_number, forgets FROM dpicl_collections WHERE name = %s FOR UPDATE"
-    row = connection.execute(query, [collection.name]).fetchone()
+    row = connection.execute(
+        "SELECT next_id, next_number, forgets FROM dpicl_collections WHERE name = %s FOR UPDATE",
+        [collection.name],
+    ).fetchone()
     if row is None:
         raise StoreError(f"there is no collection {collection.name!r} any more")
     return int(row[0]), int(row[1]), int(row[2])
 
 
 def insert(
-    connection: Connection, into: Collection, batch: Batch, matrix: Vectors, documents: Sequence[bytes] | None = None
+    connection: Connection,
+    into: Collection,
+    batch: Batch,
+    matrix: Vectors,
+    documents: Sequence[bytes] | None = None,
 ) -> list[int]:
     """Add exemplars with their owners, and with their ids as documents if given; their ids.
 
     An empty document is none. Raises `InvalidRecords` for an id that is there already.
     """
     next_id, next_number, logged = _hold(connection, into)
-    ids = np.arange(next_id, next_id + len(matrix)) if batch.ids is None else batch.ids
     taken = f"SELECT FROM {into.exemplars} WHERE id = ANY(%s::bigint[]) LIMIT 1"
-    if batch.ids is not None and connection.execute(taken, [as_array(ids)]).fetchall():
+    ids = batch.ids
+    if ids is None:
+        ids = np.arange(next_id, next_id + len(matrix))
+    elif connection.execute(taken, [as_array(ids)]).fetchall():
         raise InvalidRecords(NOT_UNIQUE)
     names = batch.names(ids)
     distinct = list(dict.fromkeys(names))
-    query = (
+    found = connection.execute(
         "SELECT o.position, w.number FROM unnest(%b::bytea[]) WITH ORDINALITY AS o (name, position) "
-        f"JOIN {into.owners} w ON sha256(w.name) = sha256(o.name)"
-    )
-    found = connection.execute(query, [[encoded(name) for name in distinct]]).fetchall()
+        f"JOIN {into.owners} w ON sha256(w.name) = sha256(o.name)",
+        [[encoded(name) for name in distinct]],
+    ).fetchall()
     numbers: dict[str, int] = {distinct[position - 1]: number for position, number in found}
     new = [name for name in distinct if name not in numbers]
     numbers |= {name: next_number + i for i, name in enumerate(new)}
     digests = {} if batch.owners else dict(zip(names, map(_digest_of, batch.contents), strict=True))
-    owners = ((numbers[name], encoded(name), digests.get(name)) for name in new)
-    _copy(connection, f"{into.owners} (number, name, digest)", ["int8", "bytea", "bytea"], owners)
+    _copy(
+        connection,
+        f"{into.owners} (number, name, digest)",
+        ["int8", "bytea", "bytea"],
+        ((numbers[name], encoded(name), digests.get(name)) for name in new),
+    )
     head = struct.pack(">HH", matrix.shape[1], 0)
-    columns, types = "id, owner, content, embedding", ["int8", "int8", "bytea", "bytea"]
     vectors = (head + vector.astype(">f4").tobytes() for vector in matrix)  # as pgvector receives them
-    rows = [ids.tolist(), (numbers[name] for name in names), batch.contents, vectors]
+    columns = "id, owner, content, embedding"
+    types = ["int8", "int8", "bytea", "bytea"]
+    rows: list[Iterable[Any]] = [
+        ids.tolist(),
+        (numbers[name] for name in names),
+        batch.contents,
+        vectors,
+    ]
     if documents is not None:
-        columns, types, rows = f"{columns}, document", [*types, "bytea"], [*rows, (each or None for each in documents)]
+        columns += ", document"
+        types.append("bytea")
+        rows.append(each or None for each in documents)
     _copy(connection, f"{into.exemplars} ({columns})", types, zip(*rows, strict=True))
     connection.execute(
         "UPDATE dpicl_collections SET next_id = greatest(next_id, %s), next_number = %s WHERE name = %s",
@@ -276,15 +348,26 @@ def insert(
     return [int(i) for i in ids]
 
 
-def _copy(connection: Connection, target: str, types: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
-    with connection.cursor() as cursor, cursor.copy(f"COPY {target} FROM STDIN (FORMAT BINARY)") as copy:
+def _copy(
+    connection: Connection,
+    target: str,
+    types: Sequence[str],
+    rows: Iterable[tuple[Any, ...]],
+) -> None:
+    with (
+        connection.cursor() as cursor,
+        cursor.copy(f"COPY {target} FROM STDIN (FORMAT BINARY)") as copy,
+    ):
         copy.set_types(types)
         for row in rows:
             copy.write_row(row)
 
 
 def change(
-    connection: Connection, collection: Collection, arrival: Arrival | None, gone: Sequence[str]
+    connection: Connection,
+    collection: Collection,
+    arrival: Arrival | None,
+    gone: Sequence[str],
 ) -> tuple[int, list[int]]:
     """Remove these documents and those that arrivals replace, and add the arrivals (see `LiveStore`).
 
@@ -303,9 +386,11 @@ def change(
     if arrival is not None:
         insert(connection, collection, arrival.batch, arrival.matrix, arriving)
     if deleted:
-        left = f"NOT EXISTS (SELECT FROM {exemplars} WHERE owner = number)"
-        query = f"DELETE FROM {owners} WHERE number = ANY(%s) AND {left}"
-        connection.execute(query, [list({owner for _, owner in deleted})])
+        connection.execute(
+            f"DELETE FROM {owners} WHERE number = ANY(%s) "
+            f"AND NOT EXISTS (SELECT FROM {exemplars} WHERE owner = number)",
+            [list({owner for _, owner in deleted})],
+        )
         entry += 1
         _log(connection, collection, entry, sorted(id for id, _ in deleted))
     return entry, sorted(int(id) for id, _ in deleted)
@@ -323,25 +408,34 @@ def rows_with(documents: str) -> str:
 def _log(connection: Connection, collection: Collection, entry: int, ids: Sequence[int]) -> None:
     """Tell workers of exemplars that went, or came under ids below the next."""
     connection.execute(f"INSERT INTO {collection.forgotten} VALUES (%s, %s)", [entry, list(ids)])
-    connection.execute("UPDATE dpicl_collections SET forgets = %s WHERE name = %s", [entry, collection.name])
+    connection.execute(
+        "UPDATE dpicl_collections SET forgets = %s WHERE name = %s",
+        [entry, collection.name],
+    )
 
 
 def delete(
-    connection: Connection, collection: Collection, owner: str, leave: Callable[[list[str]], None]
+    connection: Connection,
+    collection: Collection,
+    owner: str,
+    leave: Callable[[list[str]], None],
 ) -> tuple[int, tuple[list[int], bytes | None, bool]]:
     """Delete an owner with all exemplars, and count it: the count, and what `PrivateStore._leave` tells the ledgers.
 
     ``leave`` hears its documents' ids before this is committed. Raises `UnknownOwner`.
     """
     entry = _hold(connection, collection)[2] + 1
-    query = f"SELECT number, name, digest FROM {collection.owners} WHERE sha256(name) = sha256(%b)"
-    row = connection.execute(query, [encoded(owner)]).fetchone()
+    row = connection.execute(
+        f"SELECT number, name, digest FROM {collection.owners} WHERE sha256(name) = sha256(%b)",
+        [encoded(owner)],
+    ).fetchone()
     if row is None:
         raise UnknownOwner("the store holds no such owner")
     number, name, digest = row
     document = "document" if _has_documents(connection, collection) else "NULL::bytea"
     deleted = connection.cursor(binary=True).execute(
-        f"DELETE FROM {collection.exemplars} WHERE owner = %s RETURNING id, content, {document}", [number]
+        f"DELETE FROM {collection.exemplars} WHERE owner = %s RETURNING id, content, {document}",
+        [number],
     )
     exemplars = sorted(deleted.fetchall(), key=lambda row: row[0])
     ids = [int(row[0]) for row in exemplars]
@@ -349,15 +443,17 @@ def delete(
     contents = list(dict.fromkeys(bytes(row[1]) for row in exemplars))
     connection.execute(f"DELETE FROM {collection.owners} WHERE number = %s", [number])
     _log(connection, collection, entry, ids)
-    identity, has_equal = bytes(name), False
+    identity = bytes(name)
+    has_equal = False
     if digest is not None:  # an owner of its own, known by its exemplar
         query = f"SELECT FROM {collection.owners} WHERE digest = %b LIMIT 1"
         has_equal = bool(connection.execute(query, [digest]).fetchall())
         identity = next(each for each in contents if _digest_of(each) == digest)
     if key := forgotten(connection, collection.name, make=False)[0]:
-        mark = owner_mark(key, identity, named=digest is None)
-        query = "INSERT INTO dpicl_forgotten_owners VALUES (%s, %b, %b) ON CONFLICT DO NOTHING"
-        connection.execute(query, [collection.name, key, mark])
+        connection.execute(
+            "INSERT INTO dpicl_forgotten_owners VALUES (%s, %b, %b) ON CONFLICT DO NOTHING",
+            [collection.name, key, owner_mark(key, identity, named=digest is None)],
+        )
     return entry, (ids, None if has_equal else identity, digest is None)
 
 

@@ -54,7 +54,7 @@ class Moment(NamedTuple):
         return self.next_id + self.logged
 
     def may_follow(self, other: Moment) -> bool:
-        """Whether this state can have come of the other: not if the table was made anew or an older copy restored."""
+        """Return whether this state can follow the other: not if the table was made anew or an older copy restored."""
         return self.table == other.table and self.next_id >= other.next_id and self.logged >= other.logged
 
 
@@ -80,7 +80,7 @@ class VectorMemory:
 
     @contextmanager
     def reading(self) -> Iterator[Moment | None]:
-        """How far it is followed. Nothing is overwritten that a snapshot may have that begins in the ``with`` block."""
+        """Yield the moment to which it is followed. A snapshot that begins in the ``with`` block keeps what it has."""
         with self._state:
             known = self.moment
             begun = -1 if known is None else known.time
@@ -148,15 +148,22 @@ class VectorMemory:
                 self.moment = moment
                 self._overwrite()
 
-    def _read(self, ask: AskServer, came: list[Numbers], first: int, condition: str, *values: object) -> None:
+    def _read(
+        self,
+        ask: AskServer,
+        came: list[Numbers],
+        first: int,
+        condition: str,
+        *values: object,
+    ) -> None:
         """Read rows from an id on, and add their places: nobody sees them yet."""
-        dimension, vector_send = self._collection.dimension, f"{self._collection.extension}.vector_send"
         query = (
             "SELECT string_agg(int8send(id) || int8send(owner), ''::bytea ORDER BY id), "
-            f"string_agg({vector_send}(embedding), ''::bytea ORDER BY id) FROM (SELECT id, owner, embedding FROM "
-            f"{self._collection.exemplars} WHERE id >= %s AND {condition} ORDER BY id LIMIT %s) AS part"
+            f"string_agg({self._collection.extension}.vector_send(embedding), ''::bytea ORDER BY id) "
+            f"FROM (SELECT id, owner, embedding FROM {self._collection.exemplars} "
+            f"WHERE id >= %s AND {condition} ORDER BY id LIMIT %s) AS part"
         )
-        limit = max(1, _READ_BYTES // (4 * dimension))
+        limit = max(1, _READ_BYTES // (4 * self._collection.dimension))
         while True:
             numbers, vectors = ask(query, first, *values, limit)[0]
             if numbers is None:
@@ -175,15 +182,17 @@ class VectorMemory:
         """Free places, of a new block if there are too few: as large as all so far, within bounds."""
         with self._state:
             if (lacking := count - len(self._free)) > 0:
-                dimension, start = self._collection.dimension, len(self._ids)
-                size = max(lacking, min(start, _BLOCK_BYTES // (4 * dimension)))
+                start = len(self._ids)
+                size = max(lacking, min(start, _BLOCK_BYTES // (4 * self._collection.dimension)))
                 more = [np.zeros(size, np.int64)] * 2 + [np.full(size, _NEVER)] * 2
                 arrays = self._ids, self._owners, self._came, self._went
-                pairs = zip(arrays, more, strict=True)
-                self._ids, self._owners, self._came, self._went = (np.concatenate(pair) for pair in pairs)
-                self._blocks.append((start, np.zeros((size, dimension), np.float32)))
+                self._ids, self._owners, self._came, self._went = (
+                    np.concatenate(pair) for pair in zip(arrays, more, strict=True)
+                )
+                self._blocks.append((start, np.zeros((size, self._collection.dimension), np.float32)))
                 self._free = np.append(self._free, np.arange(start, start + size))
-            places, self._free = self._free[:count], self._free[count:]
+            places = self._free[:count]
+            self._free = self._free[count:]
             self._went[places] = _NEVER
             return places
 
@@ -226,7 +235,7 @@ class VectorMemory:
         return found
 
     def _places(self, ids: Numbers, time: int) -> Numbers:
-        """Where the rows of these ids are, as far as they were there at this time."""
+        """Return the places of the rows of these ids, as far as they were there at this time."""
         made, known, places = self._sorted
         if made != time:
             places = np.flatnonzero((self._came <= time) & (time < self._went))
