@@ -34,13 +34,25 @@ import numpy as np
 from langchain_core.example_selectors import BaseExampleSelector
 from numpy.typing import NDArray
 
-from langchain_dpicl.errors import InvalidParameter, InvalidRecords, PrivacyWarning, ShutWithinCall
+from langchain_dpicl.errors import (
+    InvalidParameter,
+    InvalidRecords,
+    PrivacyWarning,
+    ShutWithinCall,
+)
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.choice import FULLEST, Crowd, calls_made
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private import Closed, OwnBucket
 from langchain_dpicl.private.bucket import Examples as Examples
-from langchain_dpicl.selection.rules import OfPrincipal, OfRequests, Rules, Sought, search_query_of, text_searched
+from langchain_dpicl.selection.rules import (
+    OfPrincipal,
+    OfRequests,
+    Rules,
+    Sought,
+    search_query_of,
+    text_searched,
+)
 from langchain_dpicl.store.base import Numbers, PrivateStore
 from langchain_dpicl.store.filters import MetadataFilter
 from langchain_dpicl.store.records import Vectors, attempt
@@ -50,7 +62,7 @@ _BUCKET = round(2 * FULLEST)
 
 
 class BucketSelector(OwnBucket, BaseExampleSelector):
-    """What a call's copy of a chain has in the place of a selector: it gives the call's own bucket, and nothing else.
+    """The selector's stand-in within a call's copy of a chain: it gives the call's own bucket, and nothing else.
 
     Raises `ShutWithinCall` for everything else that a selector has.
     """
@@ -184,21 +196,30 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         if shots is not None and (rate is not None or calls is not None):
             raise InvalidParameter("shots", shots, "None with rate or calls")
         if threshold is not None:
-            threshold = threshold if callable(threshold) else _threshold(threshold)
-            nearest_to = "input" if nearest_to is None else nearest_to
-        self.threshold, self.rules = threshold, Rules(filter, visible_to, store.owner_key)
+            if not callable(threshold):
+                threshold = _threshold(threshold)
+            if nearest_to is None:
+                nearest_to = "input"
+        self.threshold = threshold
+        self.rules = Rules(filter, visible_to, store.owner_key)
         if eligible is not None and not self.gated:
-            bound = "None without a threshold or a filter: every owner is eligible"
-            raise InvalidParameter("eligible", eligible, bound)
-        crowd = self._share = None
+            raise InvalidParameter(
+                "eligible",
+                eligible,
+                "None without a threshold or a filter: every owner is eligible",
+            )
+        self._share: float | None = None
+        self._eligible: int | None = None
         if isinstance(eligible, float) and 0.0 < eligible < 1.0:
             self._share = eligible
         elif eligible is not None:
-            crowd = checks.whole("eligible", eligible)
-        self._eligible = crowd
+            self._eligible = checks.whole("eligible", eligible)
         if self.gated and eligible is None and rate is None:
-            bound = "given with shots or calls if there is a threshold or a filter, or give rate"
-            raise InvalidParameter("eligible", None, bound)
+            raise InvalidParameter(
+                "eligible",
+                None,
+                "given with shots or calls if there is a threshold or a filter, or give rate",
+            )
         self.rate_is_explicit = rate is not None
         self.owners: int | None = None
         """How many owners the store held when `rate` was computed from their number. For freezing a plan alone."""
@@ -210,27 +231,36 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         if shots is not None:
             self._shots = checks.whole("shots", shots)
             asked = self.members * shots
-            self.expected_owners = asked if crowd is None else min(crowd, asked)
+            self.expected_owners = min(asked, self._eligible or asked)
             expected = Fraction(self.expected_owners, self.members)
             self._propose(asked)
         elif calls is not None:
-            max_exemplars = self.exemplars_per_owner if max_exemplars is None else max_exemplars
+            if max_exemplars is None:
+                max_exemplars = self.exemplars_per_owner
             if self.rate is None:
                 self._propose(calls)
         elif rate is None:
-            max_exemplars = _BUCKET * self.exemplars_per_owner if max_exemplars is None else max_exemplars
-        elif crowd is not None:
-            expected = Fraction(repr(self.rate)) * crowd / self.members
+            if max_exemplars is None:
+                max_exemplars = _BUCKET * self.exemplars_per_owner
+        elif self._eligible is not None:
+            expected = Fraction(repr(self.rate)) * self._eligible / self.members
         if nearest_to is not None and (not isinstance(nearest_to, str) or nearest_to in ("", "examples")):
-            raise InvalidParameter("nearest_to", nearest_to, "the name of the request's key that holds the query")
+            raise InvalidParameter(
+                "nearest_to",
+                nearest_to,
+                "the name of the request's key that holds the query",
+            )
         self.nearest_to = nearest_to
         self.search_query = search_query_of(search_query, nearest_to)
         if max_exemplars is None:  # max(2 e, e + 4) for e expected exemplars, rounded up
             if nearest_to is not None and threshold is None:
                 raise InvalidParameter("max_exemplars", None, "given if nearest_to is: how many a member gets")
             if expected is None:
-                bound = "given if rate is, without eligible: how many a member gets at most, a number that is public"
-                raise InvalidParameter("max_exemplars", None, bound)
+                raise InvalidParameter(
+                    "max_exemplars",
+                    None,
+                    "given if rate is, without eligible: how many a member gets at most, a number that is public",
+                )
             expected *= self.exemplars_per_owner
             max_exemplars = max(math.ceil(2 * expected), math.ceil(expected) + 4)
         self.max_exemplars = checks.whole("max_exemplars", max_exemplars)
@@ -238,23 +268,25 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
 
     @property
     def gated(self) -> bool:
-        """Whether a query and public rules decide which owners are eligible for it."""
+        """Return whether a query and public rules decide which owners are eligible for it."""
         return self.threshold is not None or bool(self.rules)
 
     @property
     def own_calls(self) -> bool:
-        """Whether an owner more or less is one output more or less."""
+        """Return whether an owner more or less is one output more or less."""
         return self.calls is not None and self.max_calls is None
 
     def _typical(self, owners: int) -> int:
-        """How many of so many owners may be sampled for a typical query."""
+        """Return how many of so many owners may be sampled for a typical query."""
         if self._eligible is not None:
             return self._eligible
+        if self._share is None:
+            return owners
         least = math.ceil(2 * (self.calls or self.members))
-        return owners if self._share is None else min(owners, max(least, math.ceil(self._share * owners)))
+        return min(owners, max(least, math.ceil(self._share * owners)))
 
     def _count(self) -> int:
-        """How many may be sampled for a typical query now: for a plan that is not frozen yet, and nothing else."""
+        """Return how many may be sampled for a typical query now. Only for a plan that is not frozen yet."""
         if self._eligible is None:
             self.owners = self.store.owner_count
         return max(1, self._typical(self.owners or 0))
@@ -272,7 +304,13 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
 
     def crowd(self, rate: float, owners: int | None) -> Crowd:
         """The public numbers of one release's outputs at a plan's rate, chosen for so many owners (None: unknown)."""
-        return Crowd.of(self.members, rate, self.sampled_from(owners), self.calls, self.max_calls is not None)
+        return Crowd.of(
+            self.members,
+            rate,
+            self.sampled_from(owners),
+            self.calls,
+            self.max_calls is not None,
+        )
 
     def sampled_from(self, owners: int | None) -> int | None:
         """The public number of owners who may be sampled for a typical query, of so many in all (None: unknown)."""
@@ -287,8 +325,11 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         if self.store.owner_count == 0:
             raise InvalidRecords("the store is empty: there is nobody to sample")
         if self._shots and self.owners is not None and self.members * self._shots > self.owners:
-            bound = f"members * shots must not exceed the number of owners ({self.owners})"
-            raise InvalidParameter("shots", self._shots, bound)
+            raise InvalidParameter(
+                "shots",
+                self._shots,
+                f"members * shots must not exceed the number of owners ({self.owners})",
+            )
 
     def check_query(self, values: Mapping[str, Any]) -> None:
         """Refuse a request without a text to be near to. Raises `InvalidParameter`; never shows the input."""
@@ -298,13 +339,16 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         if not isinstance(text, str):
             raise InvalidParameter("input", sorted(values), f"a mapping with a text under {self.nearest_to!r}")
         if not text.strip():
-            bound = f"a text that is not empty as {self.nearest_to!r}"
-            raise InvalidParameter("input", f"{len(text)} characters", bound)
+            raise InvalidParameter(
+                "input",
+                f"{len(text)} characters",
+                f"a text that is not empty as {self.nearest_to!r}",
+            )
 
     def embed_query(self, values: Mapping[str, Any], principal: str | None = None) -> Sought:
-        """What `sample` needs of a checked request. Raises what the store's does, and what `seek` does.
+        """Return the question for `sample`, of a checked request. Raises what the store's does, and what `seek` does.
 
-        What ``filter`` and ``visible_to`` make of the request and its caller is part of it.
+        The filters that ``filter`` and ``visible_to`` give for the request and its caller are part of it.
         """
         wanted = self.rules.wanted(values, principal)
         if self.nearest_to is None:
@@ -319,12 +363,17 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
 
         Raises `InvalidParameter` for a function that gives no threshold.
         """
-        given, fault = self.threshold, ""
-        if callable(given):
-            given, fault = attempt(given, vector)
-        if fault:
-            raise InvalidParameter("threshold", fault, "a function that gives a number; nothing was charged")
-        return Sought(self.rules, vector, None if self.threshold is None else _threshold(given), wanted)
+        threshold = self.threshold
+        if callable(threshold):
+            given, fault = attempt(threshold, vector)
+            if fault:
+                raise InvalidParameter(
+                    "threshold",
+                    fault,
+                    "a function that gives a number; nothing was charged",
+                )
+            threshold = _threshold(given)
+        return Sought(self.rules, vector, threshold, wanted)
 
     def eligible(self, query: Vectors | Sought | None) -> Numbers:
         """The owners whom gate and filter let through for what `embed_query` gave. Private."""
@@ -335,11 +384,15 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
             return sought.eligible(view)
 
     def sought(self, query: Vectors | Sought | None) -> Sought:
-        """What `embed_query` gave, or a vector alone if there is no filter. Raises `InvalidParameter` for others."""
-        is_own = isinstance(query, Sought) and query.rules is self.rules
-        if not is_own and (isinstance(query, Sought) or self.rules or (query is None) != (self.nearest_to is None)):
+        """Return the question of `embed_query`, or of a vector alone if there is no filter.
+
+        Raises `InvalidParameter` for others.
+        """
+        if isinstance(query, Sought) and query.rules is self.rules:
+            return query
+        if isinstance(query, Sought) or self.rules or (query is None) != (self.nearest_to is None):
             raise InvalidParameter("query", type(query).__name__, "what embed_query gave for the request")
-        return query if isinstance(query, Sought) else self.seek(query, None)
+        return self.seek(query, None)
 
     def sample(
         self,
@@ -356,12 +409,15 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         gave. ``among`` are the owners who may flip a coin, if a budget has asked `eligible` already. ``with_vectors``:
         buckets carry their exemplars' vectors, for members that search them.
         """
-        sought, draw = self.sought(query), self._randomness
-        rate = self.rate if rate is None else rate
+        sought = self.sought(query)
+        draw = self._randomness
+        if rate is None:
+            rate = self.rate
         if rate is None:
             raise InvalidParameter("rate", None, "the plan's, which chooses it")
         with self.store.reading() as view:
-            among = sought.eligible(view) if among is None else among
+            if among is None:
+                among = sought.eligible(view)
             chosen = among[draw.coin_positions(len(among), rate)]
             priority = draw.uniforms(len(chosen))
             if self.calls is None:
@@ -369,15 +425,20 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
                 member_of = draw.integers(self.members, len(chosen))
             else:
                 first = np.argsort(priority)[: self.max_calls]
-                chosen, priority = chosen[first], priority[first]
-                buckets_made, member_of = len(chosen), np.arange(len(chosen))
+                chosen = chosen[first]
+                priority = priority[first]
+                buckets_made = len(chosen)
+                member_of = np.arange(buckets_made)
             rows, position, far = sought.rows(view, chosen)
             order_within = draw.uniforms(len(rows))
             if np.bincount(position).max(initial=0) > self.exemplars_per_owner:
                 # Of one owner's rows the nearest, else the first in its own random order.
                 order = np.lexsort((order_within, far, position))
                 order = order[_first_of_each(position[order], self.exemplars_per_owner)]
-                rows, position, order_within, far = rows[order], position[order], order_within[order], far[order]
+                rows = rows[order]
+                position = position[order]
+                order_within = order_within[order]
+                far = far[order]
             # Of one bucket's rows the nearest, else the first by their owners' own priorities.
             order = np.lexsort((order_within, priority[position], far, member_of[position]))
             order = order[_first_of_each(member_of[position[order]], self.max_exemplars)]
@@ -412,15 +473,16 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         return f", rate={self.rate:.6g}" if self.owners is None and self.rate is not None else ""
 
     def __repr__(self) -> str:
-        near = "" if self.nearest_to is None else f", nearest_to={self.nearest_to!r}"
-        near += "" if self.threshold is None else f", threshold={self.threshold!r}"
-        own = f"{self.shown_rate}, max_exemplars={self.max_exemplars}{near}"
-        shape = (
-            f"members={self.members}"
-            if self.calls is None
-            else f"calls={self.calls:g}, {'max_calls' if self.max_calls else 'pad_to'}={self.members}"
-        )
-        return f"PoissonExampleSelector({shape}{own})"
+        shown = f"members={self.members}"
+        if self.calls is not None:
+            limit = "max_calls" if self.max_calls else "pad_to"
+            shown = f"calls={self.calls:g}, {limit}={self.members}"
+        shown += f"{self.shown_rate}, max_exemplars={self.max_exemplars}"
+        if self.nearest_to is not None:
+            shown += f", nearest_to={self.nearest_to!r}"
+        if self.threshold is not None:
+            shown += f", threshold={self.threshold!r}"
+        return f"PoissonExampleSelector({shown})"
 
 
 def _threshold(value: object) -> float:
@@ -428,6 +490,5 @@ def _threshold(value: object) -> float:
 
 
 def _first_of_each(group: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
-    """Which entries are among the first ``limit`` of their ``group``; groups ascend."""
-    within: NDArray[np.bool_] = np.arange(len(group)) - np.searchsorted(group, group) < limit
-    return within
+    """Return a mask of the entries that are among the first ``limit`` of their ``group``; groups ascend."""
+    return np.arange(len(group)) - np.searchsorted(group, group) < limit

@@ -1,4 +1,4 @@
-"""What a request asks of metadata: a filter of its own, and what its caller may see.
+"""A request's rules for metadata: a filter of its own, and one for what its caller may see.
 
 Both are public: they come from the request, the caller's name and the deployer's functions, and are part of what makes
 two questions equal. An owner takes part if one exemplar passes both and the gate, and its call sees such exemplars
@@ -60,8 +60,12 @@ class Sought:
         What every call sees comes from here. Of an eligible owner there is a row: `reaches` decides in both.
         """
         rows, position = view.rows_of(owners)
-        near = np.zeros(len(rows), np.float32) if self.vector is None else view.similarity(rows, self.vector)
-        counts = np.ones(len(rows), np.bool_) if self.threshold is None else reaches(near, self.threshold)
+        near = np.zeros(len(rows), np.float32)
+        if self.vector is not None:
+            near = view.similarity(rows, self.vector)
+        counts = np.ones(len(rows), np.bool_)
+        if self.threshold is not None:
+            counts = reaches(near, self.threshold)
         if self.wanted is not None:
             counts[counts] = view.passing(rows[counts], self.wanted)
         return rows[counts], position[counts], -near[counts]
@@ -72,8 +76,11 @@ def search_query_of(given: Any, nearest_to: str | None) -> Runnable[Any, Any] | 
     if given is None:
         return None
     if nearest_to is None or not (callable(given) or isinstance(given, Runnable)):
-        bound = "a Runnable or a function that gives a text, with nearest_to or a threshold"
-        raise InvalidParameter("search_query", type(given).__name__, bound)
+        raise InvalidParameter(
+            "search_query",
+            type(given).__name__,
+            "a Runnable or a function that gives a text, with nearest_to or a threshold",
+        )
     made: Runnable[Any, Any] = coerce_to_runnable(given)
     return made
 
@@ -82,8 +89,9 @@ def text_searched(made: object) -> str:
     """The text that a ``search_query`` made. Raises `ModelUnavailable` for none."""
     text = answer_of(made)
     if text is None or not text.strip():
-        said = "search_query fails on the request, or gives no text; nothing was charged. Invoke it alone to see why"
-        raise ModelUnavailable(said)
+        raise ModelUnavailable(
+            "search_query fails on the request, or gives no text; nothing was charged. Invoke it alone to see why"
+        )
     return text
 
 
@@ -92,34 +100,46 @@ class Rules:
 
     def __init__(self, filter: OfRequests, visible_to: OfPrincipal, owner_key: str | None) -> None:
         self._owner_key = owner_key
-        given = [each for each in (filter if isinstance(filter, tuple) else (filter,)) if each is not None]
-        self._filters = [each if callable(each) else self._read("filter", each, by_function=False) for each in given]
+        self._filters = [
+            each if callable(each) else self._read("filter", each, by_function=False)
+            for each in (filter if isinstance(filter, tuple) else (filter,))
+            if each is not None
+        ]
         if visible_to is not None and not callable(visible_to):
-            bound = "a function of the caller's name that gives a filter, or None for everything"
-            raise InvalidParameter("visible_to", type(visible_to).__name__, bound)
+            raise InvalidParameter(
+                "visible_to",
+                type(visible_to).__name__,
+                "a function of the caller's name that gives a filter, or None for everything",
+            )
         self._visible_to = visible_to
 
     def __bool__(self) -> bool:
         return bool(self._filters) or self._visible_to is not None
 
     def named(self, principal: str | None) -> list[str]:
-        """What tells these rules for this caller from others: filters in words, functions by their names."""
+        """Return the names of these rules for this caller: filters in words, functions by their names."""
         found = [
             str(getattr(each, "__qualname__", type(each))) if callable(each) else str(each) for each in self._filters
         ]
-        return found if self._visible_to is None else [*found, f"visible to {principal}"]
+        if self._visible_to is not None:
+            found.append(f"visible to {principal}")
+        return found
 
     def wanted(self, values: Mapping[str, Any], principal: str | None) -> MetadataFilter | None:
-        """What an exemplar has to pass for this request of this caller; None for nothing. Raises `InvalidParameter`."""
+        """Return the filter for this request of this caller; None if there is none. Raises `InvalidParameter`."""
         found = [self._made("filter", each, dict(values)) if callable(each) else each for each in self._filters]
         if self._visible_to is not None:
             if principal is None:
-                bound = "the authenticated caller, named with acting_for: visible_to says what each may see"
-                raise InvalidParameter("principal", None, bound)
+                raise InvalidParameter(
+                    "principal",
+                    None,
+                    "the authenticated caller, named with acting_for: visible_to says what each may see",
+                )
             found.append(self._made("visible_to", self._visible_to, principal))
         wanted: MetadataFilter | None = None
         for each in found:
-            wanted = wanted if each is None else each & wanted
+            if each is not None:
+                wanted = each & wanted
         return wanted
 
     def _made(self, name: str, rule: Callable[[Any], Metadata | None], about: object) -> MetadataFilter | None:
@@ -131,6 +151,9 @@ class Rules:
     def _read(self, name: str, given: object, *, by_function: bool) -> MetadataFilter:
         made = MetadataFilter.parse(given, name, by_function=by_function)
         if self._owner_key in made.keys:
-            bound = "metadata: the owner's entry is kept apart, so put what may be asked under another key, too"
-            raise InvalidParameter(name, self._owner_key, bound)
+            raise InvalidParameter(
+                name,
+                self._owner_key,
+                "metadata: the owner's entry is kept apart, so put what may be asked under another key, too",
+            )
         return made
