@@ -26,7 +26,11 @@ from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 from langchain_dpicl.aggregators import Aggregator, CandidateVote
 from langchain_dpicl.aggregators.base import T
 from langchain_dpicl.budget import PrivacyBudget
-from langchain_dpicl.errors import InvalidParameter, PrivacyWarning, UnsafeConfigurationError
+from langchain_dpicl.errors import (
+    InvalidParameter,
+    PrivacyWarning,
+    UnsafeConfigurationError,
+)
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.choice import CALLS, ELIGIBLE
 from langchain_dpicl.private.boundary import check_public
@@ -37,7 +41,13 @@ from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.release.ensemble import PrivateEnsemble
 from langchain_dpicl.release.sealed import DPAggregate, SealedRelease
 from langchain_dpicl.retrieval.rewriting import rewriting_of
-from langchain_dpicl.retrieval.searches import filter_in, filter_of, narrowed, searches_in, stand_ins
+from langchain_dpicl.retrieval.searches import (
+    filter_in,
+    filter_of,
+    narrowed,
+    searches_in,
+    stand_ins,
+)
 from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.selection.rules import OfPrincipal, OfRequest
 from langchain_dpicl.store import ExemplarStore
@@ -50,7 +60,11 @@ RELEVANT = 0.35
 
 Form = Literal["text", "mapping"]
 
-_WRAPPERS = ((RunnableBindingBase, "bound"), (RunnableWithFallbacks, "runnable"), (DynamicRunnable, "default"))
+_WRAPPERS = (
+    (RunnableBindingBase, "bound"),
+    (RunnableWithFallbacks, "runnable"),
+    (DynamicRunnable, "default"),
+)
 _OF_MAPPINGS = ("langgraph.pregel.main.Pregel", "langchain_classic.chains.base.Chain")
 
 
@@ -180,31 +194,49 @@ def wrap_rag(
         the chain takes; a chain that is a release already.
     """
     if isinstance(chain, AnyRelease):
-        raise InvalidParameter("chain", type(chain).__name__, "a chain that is not private yet: this is a release")
+        raise InvalidParameter(
+            "chain",
+            type(chain).__name__,
+            "a chain that is not private yet: this is a release",
+        )
     listed = isinstance(aggregator, (list, tuple, Runnable))
     if not listed and not isinstance(aggregator, Aggregator):
-        bound = "an Aggregator such as NoisyVote(labels), or for texts public candidates: a list of them, or a chain"
-        raise InvalidParameter("aggregator", type(aggregator).__name__, bound)
+        raise InvalidParameter(
+            "aggregator",
+            type(aggregator).__name__,
+            "an Aggregator such as NoisyVote(labels), or for texts public candidates: a list of them, or a chain",
+        )
     public = check_public(public)
     fixed = None
     collection: Any = None
     if isinstance(source, PrivateStore):
         if owner_key is not None:
-            raise InvalidParameter("owner_key", owner_key, "None if the source is a store, which knows its owners")
+            raise InvalidParameter(
+                "owner_key",
+                owner_key,
+                "None if the source is a store, which knows its owners",
+            )
         store = source
     else:
         collection = source
         if isinstance(source, VectorStoreRetriever):
             fixed = filter_of(source.search_kwargs)
-            held = set(source.search_kwargs) - ({"k", "filter"} if fixed else {"k"})
-            if lost := sorted(held | ({"search_type"} if source.search_type != "similarity" else set())):
+            read = {"k", "filter"} if fixed else {"k"}
+            lost = set(source.search_kwargs) - read
+            if source.search_type != "similarity":
+                lost.add("search_type")
+            if lost:
                 raise UnsafeConfigurationError(
-                    f"the source's {type(source).__name__} searches with {', '.join(lost)}, which is the chain's to "
-                    "say: give wrap_rag the collection, and filter= for the documents that count"
+                    f"the source's {type(source).__name__} searches with {', '.join(sorted(lost))}, which is the "
+                    "chain's to say: give wrap_rag the collection, and filter= for the documents that count"
                 )
             collection = source.vectorstore
         if not isinstance(collection, VectorStore):
-            raise InvalidParameter("source", type(source).__name__, "an ExemplarStore, a vector store or its retriever")
+            raise InvalidParameter(
+                "source",
+                type(source).__name__,
+                "an ExemplarStore, a vector store or its retriever",
+            )
         store = ExemplarStore.from_vectorstore(collection, owner_key=owner_key)
     chosen: Any = CandidateVote(store.embeddings, aggregator) if listed else aggregator  # type: ignore[arg-type]
     chain = coerce_to_runnable(chain)
@@ -219,10 +251,14 @@ def wrap_rag(
     filters = narrowed(filter, fixed, filter_in(chain, shown))
     if eligible is None and (threshold is not None or filters is not None or visible_to is not None):
         eligible = ELIGIBLE
+    if members is None and calls is None:
+        calls = CALLS
+    if search_query is None:
+        search_query = rewriting_of(chain)
     selector = PoissonExampleSelector(
         store,
         members,
-        calls=CALLS if members is None and calls is None else calls,
+        calls=calls,
         pad_to=pad_to,
         max_calls=max_calls,
         rate=rate,
@@ -234,7 +270,7 @@ def wrap_rag(
         nearest_to=question_key,
         filter=filters,
         visible_to=visible_to,
-        search_query=rewriting_of(chain) if search_query is None else search_query,
+        search_query=search_query,
     )
     if asks not in (None, "text", "mapping"):
         raise InvalidParameter("asks", asks, '"text" or "mapping"')
@@ -243,24 +279,35 @@ def wrap_rag(
         raise InvalidParameter("asks", asks, f'"{known}", which this chain takes, or None')
     form = known or asks
     if form is None:
-        raise InvalidParameter("asks", asks, '"text" or "mapping", since the chain\'s first step does not show it')
+        raise InvalidParameter(
+            "asks",
+            asks,
+            '"text" or "mapping", since the chain\'s first step does not show it',
+        )
 
     def as_asked(values: Mapping[str, Any]) -> Any:
         if form == "text":
             return values[question_key]
         asked = {key: value for key, value in values.items() if key != "examples"}
-        return asked if documents_key is None else {**asked, documents_key: documents_of(values["examples"])}
+        if documents_key is not None:
+            asked[documents_key] = documents_of(values["examples"])
+        return asked
 
-    settings = {
-        "max_concurrency": max_concurrency,
-        "timeout": timeout,
-        "public": public,
-        "allow_state": allow_state,
-        "share": share,
-        "isolate": isolate,
-    }
-    member, needed = RunnableLambda(as_asked) | chain, keys_of(chain)[0]
-    ensemble = AskedEnsemble(selector, member, instead, form, question_key, documents_key, needed, **settings)
+    ensemble = AskedEnsemble(
+        selector,
+        RunnableLambda(as_asked) | chain,
+        instead,
+        form,
+        question_key,
+        documents_key,
+        keys_of(chain)[0],
+        max_concurrency=max_concurrency,
+        timeout=timeout,
+        public=public,
+        allow_state=allow_state,
+        share=share,
+        isolate=isolate,
+    )
     release = PrivateRAG(ensemble, DPAggregate(chosen, budget, line=line, return_receipt=return_receipt))
     if said := poor_plan(release):
         warnings.warn(said, PrivacyWarning, stacklevel=2)
@@ -283,11 +330,21 @@ class PrivateRAG(SealedRelease[T]):
         """A question, or a mapping with it."""
         return str | dict[str, Any]
 
-    def invoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> T:
+    def invoke(
+        self,
+        input: str | dict[str, Any],
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> T:
         """One release."""
         return super().invoke(input, config, **kwargs)  # type: ignore[arg-type]
 
-    async def ainvoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> T:
+    async def ainvoke(
+        self,
+        input: str | dict[str, Any],
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> T:
         """One release. A cancelled call keeps its charge."""
         return await super().ainvoke(input, config, **kwargs)  # type: ignore[arg-type]
 
@@ -311,7 +368,9 @@ class AskedEnsemble(PrivateEnsemble):
     ) -> None:
         self.instead = instead
         super().__init__(selector, member, **settings)
-        self.asks, self._question_key, self._documents_key = asks, question_key, documents_key
+        self.asks = asks
+        self._question_key = question_key
+        self._documents_key = documents_key
         self._needed = needed - {documents_key} if asks == "mapping" else frozenset()
 
     @property
@@ -328,15 +387,22 @@ class AskedEnsemble(PrivateEnsemble):
             values = {self._question_key: str(values)}
         if isinstance(values, Mapping):
             if self._documents_key in values:
-                raise InvalidParameter("input", [self._documents_key], "a mapping without this key, which is filled")
+                raise InvalidParameter(
+                    "input",
+                    [self._documents_key],
+                    "a mapping without this key, which is filled",
+                )
             if self.asks == "text" and set(values) != {self._question_key}:
-                bound = f"a text, or a mapping with {self._question_key!r} alone: the chain takes a text"
-                raise InvalidParameter("input", sorted(map(str, values)), bound)
+                raise InvalidParameter(
+                    "input",
+                    sorted(map(str, values)),
+                    f"a text, or a mapping with {self._question_key!r} alone: the chain takes a text",
+                )
         return super().check_request(values)
 
 
 def form_of(part: Any) -> Form | None:
-    """Whether a chain takes a text or a mapping, as far as its first steps show it."""
+    """Return the form that a chain takes, a text or a mapping, as far as its first steps show it."""
     for kind, inner in _WRAPPERS:
         if isinstance(part, kind):
             return form_of(getattr(part, inner))

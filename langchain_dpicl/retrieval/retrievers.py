@@ -6,7 +6,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForRetrieverRun,
+    CallbackManagerForRetrieverRun,
+)
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -76,12 +79,21 @@ class DPRetriever(NeverHidden, Released, BaseRetriever):
         k = None if k is None else checks.whole("k", k)
         if on_exhausted not in ("auto", "raise", "message"):
             raise InvalidParameter("on_exhausted", on_exhausted, '"auto", "raise" or "message"')
-        fields: dict[str, Any] = {"release": release, "input_key": input_key, "k": k, "on_exhausted": on_exhausted}
-        fields |= options
+        fields: dict[str, Any] = {
+            "release": release,
+            "input_key": input_key,
+            "k": k,
+            "on_exhausted": on_exhausted,
+            **options,
+        }
         super().__init__(**fields)
 
     def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun,
+        k: int | None = None,
     ) -> list[Document]:
         request, k = self._checked(query, k)
         try:
@@ -90,7 +102,11 @@ class DPRetriever(NeverHidden, Released, BaseRetriever):
             return self._told(error)
 
     async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
+        self,
+        query: str,
+        *,
+        run_manager: AsyncCallbackManagerForRetrieverRun,
+        k: int | None = None,
     ) -> list[Document]:
         request, k = self._checked(query, k)
         try:
@@ -107,16 +123,19 @@ class DPRetriever(NeverHidden, Released, BaseRetriever):
     def _checked(self, query: str, k: int | None) -> tuple[dict[str, str], int | None]:
         if not isinstance(query, str):
             raise InvalidParameter("query", type(query).__name__, "a text")
-        return {self.input_key: query}, self.k if k is None else checks.whole("k", k)
+        k = self.k if k is None else checks.whole("k", k)
+        return {self.input_key: query}, k
 
 
-def _config(run: AsyncCallbackManagerForRetrieverRun | CallbackManagerForRetrieverRun) -> RunnableConfig:
+def _config(
+    run: AsyncCallbackManagerForRetrieverRun | CallbackManagerForRetrieverRun,
+) -> RunnableConfig:
     """Of the release: with the metadata, by which it knows requests that LangServe's own routes let in."""
     return {"callbacks": run.get_child(), "metadata": dict(run.inheritable_metadata)}
 
 
 def _within_tool() -> bool:
-    """Whether a LangChain tool runs this, as far as the stack shows it."""
+    """Return whether a LangChain tool runs this, as far as the stack shows it."""
     frame = sys._getframe(1)
     while frame is not None and not isinstance(frame.f_locals.get("self"), BaseTool):
         frame = frame.f_back  # type: ignore[assignment]
@@ -127,7 +146,8 @@ def _documents(answer: Any, k: int | None) -> list[Document]:
     """The release as documents. Post-processing: it sees nothing else."""
     metadata: dict[str, Any] = {}
     if isinstance(answer, Mapping) and set(answer) == {"answer", "receipt"}:
-        metadata, answer = {"receipt": dict(answer["receipt"])}, answer["answer"]
+        metadata = {"receipt": dict(answer["receipt"])}
+        answer = answer["answer"]
     if answer is None:
         texts = []
     elif isinstance(answer, (list, tuple)):

@@ -30,11 +30,12 @@ def rewriting_of(chain: Any) -> Runnable[Any, Any] | None:
     """
     found = _found(chain)
     if found is None and any(_rewrites(part) for part in reachable(chain)):
-        bound = (
+        raise InvalidParameter(
+            "search_query",
+            None,
             "given, since the chain rewrites its question where it cannot be found: a Runnable or a function of the "
-            "request that gives the text to search for, such as prompt | model | StrOutputParser()"
+            "request that gives the text to search for, such as prompt | model | StrOutputParser()",
         )
-        raise InvalidParameter("search_query", None, bound)
     return found
 
 
@@ -67,8 +68,9 @@ def _cut(part: Any) -> Runnable[Any, Any] | None:
 
 
 def _sequence(before: list[Any], end: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    steps = before if isinstance(end, RunnablePassthrough) else [*before, end]
-    return steps[0] if len(steps) == 1 else RunnableSequence(*steps)
+    if not isinstance(end, RunnablePassthrough):
+        before = [*before, end]
+    return before[0] if len(before) == 1 else RunnableSequence(*before)
 
 
 def _found(part: Any) -> Runnable[Any, Any] | None:
@@ -85,8 +87,9 @@ def _found(part: Any) -> Runnable[Any, Any] | None:
         return found[0] if len(found) == 1 else None
     if isinstance(part, RunnableSequence):
         for i, step in enumerate(part.steps):
-            inner = _found(step) or _cut(step)
-            maker = inner if inner is None or not i else _sequence(part.steps[:i], inner)
+            maker = _found(step) or _cut(step)
+            if maker is not None and i:
+                maker = _sequence(part.steps[:i], maker)
             if maker is not None and _is_rewriting(maker):
                 return maker
             if any(is_one(held, BaseRetriever) for held in reachable(step)):

@@ -21,7 +21,14 @@ from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import Released
 from langchain_dpicl.private.copy import Pristine
 from langchain_dpicl.private.pickling import other_collection
-from langchain_dpicl.private.reach import held_by, is_named, is_one, is_users, names_in, reachable
+from langchain_dpicl.private.reach import (
+    held_by,
+    is_named,
+    is_one,
+    is_users,
+    names_in,
+    reachable,
+)
 from langchain_dpicl.private.sealing import seal
 from langchain_dpicl.private.sources import parts_of
 from langchain_dpicl.selection import PoissonExampleSelector
@@ -50,7 +57,11 @@ def stand_ins(
     the chain reaches another collection, or a document.
     """
     if any(part is collection for part in parts_of(public)):
-        raise InvalidParameter("public", type(collection).__name__, "without the source, whose documents are private")
+        raise InvalidParameter(
+            "public",
+            type(collection).__name__,
+            "without the source, whose documents are private",
+        )
     found: list[Any] = []
     copies = Pristine(seal(chain), share=share, public=public, isolate=isolate, found=found)
     searched = [part for part in found if is_one(part, VectorStore) and collection in (None, part)]
@@ -78,8 +89,7 @@ def _check_uses(chain: Any, collection: VectorStore, stand_in: VectorStore) -> N
             names = {part.__name__}
         elif type(part) is FunctionType and any(each is collection for each in held_by(part)):
             names = names_in(part.__code__).attributes
-        lost = [name for name in sorted(names) if _has(collection, name) and not _has(stand_in, name)]
-        if lost:
+        if lost := [name for name in sorted(names) if _has(collection, name) and not _has(stand_in, name)]:
             raise UnsafeConfigurationError(
                 f"{part.__qualname__} asks the chain's {type(collection).__name__} for {lost[0]}, which a member's own "
                 f"bucket does not have: {_BUILD}"
@@ -100,7 +110,9 @@ class Search(NamedTuple):
     def documents(self) -> int:
         """The most documents that it looks at."""
         k = checks.whole("k", self.settings.get("k", DOCUMENTS))
-        return max(k, checks.whole("fetch_k", self.settings.get("fetch_k", FETCHED))) if self.kind == "mmr" else k
+        if self.kind != "mmr":
+            return k
+        return max(k, checks.whole("fetch_k", self.settings.get("fetch_k", FETCHED)))
 
 
 def searches_in(chain: Any) -> list[Search]:
@@ -112,7 +124,8 @@ def searches_in(chain: Any) -> list[Search]:
     for part in _prepared(chain):
         added: dict[str, Any] = {}
         if is_one(part, RunnableBindingBase):
-            added, part = dict(part.kwargs), _first(part.bound)
+            added = dict(part.kwargs)
+            part = _first(part.bound)
             if not added or not is_one(part, VectorStoreRetriever):
                 continue
         if is_one(part, type) or is_one(part, Released):
@@ -136,14 +149,20 @@ def _check_translator(translator: Any) -> None:
     if is_one(translator, Visitor):
         equal = Comparison(comparator=Comparator.EQ, attribute="name", value="value")
         try:
-            check_search("similarity", translator.visit_structured_query(StructuredQuery(query="", filter=equal))[1])
+            check_search(
+                "similarity",
+                translator.visit_structured_query(StructuredQuery(query="", filter=equal))[1],
+            )
         except Exception:
-            bound = "one that writes filters as mappings with $eq, $and and the like, such as a ChromaTranslator"
-            raise InvalidParameter("structured_query_translator", type(translator).__name__, bound) from None
+            raise InvalidParameter(
+                "structured_query_translator",
+                type(translator).__name__,
+                "one that writes filters as mappings with $eq, $and and the like, such as a ChromaTranslator",
+            ) from None
 
 
 def _prepared(chain: Any) -> Iterator[Any]:
-    """What a chain reaches, and what its configurable parts become by the values that the chain itself gives them."""
+    """Yield the parts that a chain reaches, and its configurable parts as the chain's own values make them."""
     for part in reachable(chain):
         yield part
         if is_one(part, (DynamicRunnable, RunnableBindingBase)) and (part.config or {}).get("configurable"):
@@ -153,7 +172,7 @@ def _prepared(chain: Any) -> Iterator[Any]:
 
 
 def _first(part: Any) -> Any:
-    """What gets the arguments that are bound to a part."""
+    """Return the part that gets the arguments that are bound to a part."""
     while isinstance(part, (RunnableBindingBase, RunnableSequence)):
         part = part.bound if isinstance(part, RunnableBindingBase) else part.first
     return part
@@ -180,7 +199,7 @@ def filter_of(settings: Mapping[str, Any]) -> MetadataFilter | None:
 
 
 def filter_in(chain: Any, searches: Sequence[Search]) -> MetadataFilter | None:
-    """What a record passes if one of the chain's searches can find it; None if one of them has no filter, or hides."""
+    """Return the filter of the records that the chain's searches can find; None if a search has none, or hides."""
     filters = [filter_of(search.settings) for search in searches]
     hides = any(is_one(part, VectorStore) for part in reachable(chain, closed=VectorStoreRetriever))
     if not filters or None in filters or hides:
