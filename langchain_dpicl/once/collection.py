@@ -67,15 +67,22 @@ def release_collection(
     if fault:
         raise ModelUnavailable(f"the embedding model fails on a topic ({fault}); nothing was charged")
     made = synthesize_demonstrations(sampler, wanted, output=output, progress=progress)
-    key, passage = names[0], sampler.store.output_key or "output"
+    key = names[0]
+    passage = sampler.store.output_key or "output"
     documents = [
-        Document(f"{pair[key]}\n{pair[passage]}", metadata={"topic": pair[key], "receipt": dict(receipt)})
+        Document(
+            f"{pair[key]}\n{pair[passage]}",
+            metadata={"topic": pair[key], "receipt": dict(receipt)},
+        )
         for pair, receipt in zip(made, made.receipts, strict=True)
         if pair[passage]
     ]
     if empty := len(made) - len(documents):
-        said = f"the model ended at once on {empty} of {len(wanted)} topics, which were charged and have no document"
-        warnings.warn(said, PrivacyWarning, stacklevel=2)
+        warnings.warn(
+            f"the model ended at once on {empty} of {len(wanted)} topics, which were charged and have no document",
+            PrivacyWarning,
+            stacklevel=2,
+        )
     collection = InMemoryVectorStore(reader)
     collection.add_documents(documents)
     return collection

@@ -5,7 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal, cast
 
-from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForChainRun,
+    CallbackManagerForChainRun,
+)
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import patch_config
 from typing_extensions import TypedDict
@@ -38,19 +41,42 @@ class HeadThenRelease(NeverHidden, Released, Runnable[Any, PathAnswer]):
     so the choice costs nothing, and the plan's guarantee holds for all that is paid.
     """
 
-    def __init__(self, head: Runnable[Any, Any], receipt: Receipt, release: AnyRelease[Any], below: float) -> None:
+    def __init__(
+        self,
+        head: Runnable[Any, Any],
+        receipt: Receipt,
+        release: AnyRelease[Any],
+        below: float,
+    ) -> None:
         if not isinstance(release, AnyRelease):
-            raise InvalidParameter("release", type(release).__name__, "a release, such as ensemble | DPAggregate(...)")
+            raise InvalidParameter(
+                "release",
+                type(release).__name__,
+                "a release, such as ensemble | DPAggregate(...)",
+            )
         self.below = checks.real("below", below, above=0.0, at_most=1.0)
-        self.head, self.receipt, self.release = head, receipt, release.with_receipt()
+        self.head = head
+        self.receipt = receipt
+        self.release = release.with_receipt()
 
     def _answered(self, question: Any, config: RunnableConfig) -> Flow[PathAnswer]:
-        head, release = self.head, self.release
-        found = yield Either(partial(head.invoke, question, config), partial(head.ainvoke, question, config))
+        found = yield Either(
+            partial(self.head.invoke, question, config),
+            partial(self.head.ainvoke, question, config),
+        )
         if found["confidence"] >= self.below:
-            return {"answer": found["label"], "receipt": cast("PathReceipt", {**self.receipt, "path": "head"})}
-        made = yield Either(partial(release.invoke, question, config), partial(release.ainvoke, question, config))
-        return {"answer": made["answer"], "receipt": cast("PathReceipt", {**made["receipt"], "path": "release"})}
+            return {
+                "answer": found["label"],
+                "receipt": cast("PathReceipt", {**self.receipt, "path": "head"}),
+            }
+        made = yield Either(
+            partial(self.release.invoke, question, config),
+            partial(self.release.ainvoke, question, config),
+        )
+        return {
+            "answer": made["answer"],
+            "receipt": cast("PathReceipt", {**made["receipt"], "path": "release"}),
+        }
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> PathAnswer:
         """One answer. Raises `PrivacyBudgetExceeded` if the head is unsure and nothing is left."""
@@ -64,7 +90,9 @@ class HeadThenRelease(NeverHidden, Released, Runnable[Any, PathAnswer]):
         """The same, asynchronously."""
 
         async def answer(
-            question: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
+            question: Any,
+            run_manager: AsyncCallbackManagerForChainRun,
+            config: RunnableConfig,
         ) -> PathAnswer:
             return await arun(self._answered(question, patch_config(config, callbacks=run_manager.get_child())))
 

@@ -28,7 +28,14 @@ from langchain_dpicl.calls.flow import Flow
 from langchain_dpicl.durable import LineFile, sync_folder
 from langchain_dpicl.errors import InvalidParameter, ModelLost, PlanMismatch
 from langchain_dpicl.once.scores import BROKEN, CalibratedScores
-from langchain_dpicl.once.steps import LATTICE, MOST_FEATURES, FeatureMap, Floats, OwnedRecords, clipped_sum
+from langchain_dpicl.once.steps import (
+    LATTICE,
+    MOST_FEATURES,
+    FeatureMap,
+    Floats,
+    OwnedRecords,
+    clipped_sum,
+)
 from langchain_dpicl.privacy.advice import head_signal
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private.boundary import Failed
@@ -37,7 +44,8 @@ from langchain_dpicl.store.base import Numbers, PrivateStore
 
 MECHANISM = "head"
 
-_RATE, _MOMENTUM = 5.0, 0.9
+_RATE = 5.0
+_MOMENTUM = 0.9
 _NOISE_PER_STEP = 1 / 20
 _READ = 10_000  # records at a time
 _FORMAT = "dpicl-fit-1"
@@ -81,7 +89,7 @@ def expected_accuracy(owners: int, sigma: float, steps: int, shape: tuple[int, i
 
 @dataclass(frozen=True, repr=False)
 class FitReport:
-    """How many records a fit used, and left out. PRIVATE: exact counts, for the operator who may see the records.
+    """The numbers of records that a fit used, and left out. PRIVATE: exact, for the operator who may see the records.
 
     Attributes
     ----------
@@ -126,15 +134,29 @@ class Fit(Release):
         line_name: str | None,
         progress: bool,
     ) -> None:
-        self.store, self.budget, self._labels, self._features = store, budget, labels, features
-        self._scores, self._progress = scores, progress
+        self.store = store
+        self.budget = budget
+        self._labels = labels
+        self._features = features
+        self._scores = scores
+        self._progress = progress
         self._randomness: Randomness = SecureRandomness()
-        self._shape = (len(labels), features.size + (0 if scores is None else scores.size))
+        scored = 0 if scores is None else scores.size
+        self._shape = (len(labels), features.size + scored)
         if self._shape[1] > MOST_FEATURES:
             raise InvalidParameter("scores", f"{self._shape[1]} features in all", f"at most {MOST_FEATURES}")
-        about: dict[str, Any] = {"rate_is_explicit": True, "options": {"step": 1.0 / LATTICE}}
+        about: dict[str, Any] = {
+            "rate_is_explicit": True,
+            "options": {"step": 1.0 / LATTICE},
+        }
         if not budget.is_frozen:  # the store's number is for a line that has none
-            budget.declare(line_name, MECHANISM, 1.0, owners=owners or store.owner_count or None, **about)
+            budget.declare(
+                line_name,
+                MECHANISM,
+                1.0,
+                owners=owners or store.owner_count or None,
+                **about,
+            )
         self.line = budget.line(MECHANISM, 1.0, name=line_name, **about)
         declared = self.line.plan_line.owners
         if declared is not None and owners not in (None, declared):
@@ -151,16 +173,25 @@ class Fit(Release):
 
     @property
     def _keeps(self) -> bool:
-        """Whether a fit that is killed goes on."""
+        """Return whether a fit that is killed goes on."""
         return self.job is not None and self._resumes
 
     @property
     def digest(self) -> str:
-        """What stands for everything that decides the head beside the records."""
-        stored = self.line.plan_line
-        facts = [list(self._labels), self._features.numbers, self.owners, self.line.name, stored.describe()]
-        facts += [self.line.plan.digest, self.budget.name, self.store.embedder, self.store.output_key]
-        facts += [] if self._scores is None else [self._scores.facts, self.store.input_key]
+        """The hash of everything that decides the head beside the records."""
+        facts = [
+            list(self._labels),
+            self._features.numbers,
+            self.owners,
+            self.line.name,
+            self.line.plan_line.describe(),
+            self.line.plan.digest,
+            self.budget.name,
+            self.store.embedder,
+            self.store.output_key,
+        ]
+        if self._scores is not None:
+            facts += [self._scores.facts, self.store.input_key]
         found = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         for _, array in sorted(self._features.arrays.items()):
             found.update(array.tobytes())
@@ -195,9 +226,11 @@ class Fit(Release):
 
         A fit that goes on scores its records again.
         """
-        line, charge = charged.request.line, charged.entry
+        line = charged.request.line
+        charge = charged.entry
         assert isinstance(charge, Charge)
-        steps, sigma = int(line.options["steps"]), line.parameter * LATTICE
+        steps = int(line.options["steps"])
+        sigma = line.parameter * LATTICE
         if self.job is not None:
             self.job.is_charged = True
         sums: Sums = [self._unpacked(content) for content in line.steps(charge)] if self._keeps else []
@@ -205,20 +238,24 @@ class Fit(Release):
         report = FitReport(len(records.labels), unknown)
         if self._scores is not None:
             rows = yield from self._scores.rows(texts, self._progress)
-            unscored, broken = sum(not isinstance(row, list) for row in rows), rows.count(BROKEN)
-            report = replace(report, failed=unscored - broken, broken=broken)
+            broken = rows.count(BROKEN)
+            failed = sum(not isinstance(row, list) for row in rows) - broken
+            report = replace(report, failed=failed, broken=broken)
             features = yield partial(self._scores.joined, records.features.astype(np.float64), rows)
             records = replace(records, features=features.astype(np.float32))
-        for number in self._bar(range(len(sums), steps)):
+        from tqdm import tqdm
+
+        bar = tqdm(
+            range(len(sums), steps),
+            desc="fitting",
+            unit="step",
+            disable=None if self._progress else True,
+        )
+        for number in bar:
             weights, _ = descend(sums, self.owners, line.parameter, steps, self._shape)
             content = yield partial(self._step, line, charge, number, records, weights, sigma)
             sums.append(self._unpacked(content))
         return descend(sums, self.owners, line.parameter, steps, self._shape)[1], report
-
-    def _bar(self, numbers: range) -> Any:
-        from tqdm import tqdm
-
-        return tqdm(numbers, desc="fitting", unit="step", disable=None if self._progress else True)
 
     def _read(self, paid: Numbers | None) -> tuple[OwnedRecords, list[str], int]:
         """The embeddings' features and the labels of all owners, or of those who paid. Private.
@@ -227,8 +264,11 @@ class Fit(Release):
         """
         places = {normal(label): place for place, label in enumerate(self._labels)}
         key = str(self.store.output_key)
-        features, labels = [np.zeros((0, self._features.size), np.float32)], [np.zeros(0, np.int64)]
-        owners, texts, unknown = [np.zeros(0, np.int64)], list[str](), 0
+        features = [np.zeros((0, self._features.size), np.float32)]
+        labels = [np.zeros(0, np.int64)]
+        owners = [np.zeros(0, np.int64)]
+        texts: list[str] = []
+        unknown = 0
         with self.store.reading() as view:
             rows, position = view.rows_of(view.numbers if paid is None else paid)
             for first in range(0, len(rows), _READ):
@@ -246,7 +286,13 @@ class Fit(Release):
         return records, texts, unknown
 
     def _step(
-        self, line: BudgetLine, charge: Charge, number: int, records: OwnedRecords, weights: Floats, sigma: float
+        self,
+        line: BudgetLine,
+        charge: Charge,
+        number: int,
+        records: OwnedRecords,
+        weights: Floats,
+        sigma: float,
     ) -> str:
         """One noisy sum. It is private until the ledger has it, and what leaves is what the ledger has."""
         total = clipped_sum(records, weights)
@@ -259,7 +305,8 @@ class Fit(Release):
 
     def kept(self, charged: Charged, release: tuple[Floats, FitReport]) -> tuple[str, str | None, int]:
         """A head is always released. The answer stays in the ledger for a job that is killed before it has its file."""
-        return RELEASED, json.dumps(_packed(release[0])) if self._keeps else None, 0
+        answer = json.dumps(_packed(release[0])) if self._keeps else None
+        return RELEASED, answer, 0
 
     def failed(self, charged: Charged, failure: Failed) -> bool:
         """A job may go on with its charge."""
@@ -302,8 +349,13 @@ class Job(LineFile):
                 raise self.refused("a new file: a head is there")
             else:
                 self.mend()
-                entry = {"format": _FORMAT, "job": self.name, "settings": digest, "output": str(output)}
-                entry |= {"store": store or ""}
+                entry = {
+                    "format": _FORMAT,
+                    "job": self.name,
+                    "settings": digest,
+                    "output": str(output),
+                    "store": store or "",
+                }
                 self.write(json.dumps(entry).encode() + b"\n")
                 sync_folder(self.path)
         except BaseException:
@@ -320,11 +372,16 @@ class Job(LineFile):
             raise self.refused(f"a file beside which {self.path.name!r} is of a fit, or is not there")
         if known["output"] != str(self.output):
             raise self.refused(f"the file with which the fit was begun, {known['output']!r}: move it back")
-        same = ("settings", known["settings"] != digest), ("store", known["store"] not in ("", store))
+        same = (
+            ("settings", known["settings"] != digest),
+            ("store", known["store"] not in ("", store)),
+        )
         for what, differs in same:
             if differs:
-                bound = f"a file whose fit was begun with the same {what}; to give up that fit, whose charge stands,"
-                raise self.refused(f"{bound} delete {self.path.name!r}")
+                raise self.refused(
+                    f"a file whose fit was begun with the same {what}; to give up that fit, whose charge stands, "
+                    f"delete {self.path.name!r}"
+                )
         self.name = known["job"]
 
     def close(self, remove: bool = False) -> None:

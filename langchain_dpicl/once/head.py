@@ -20,7 +20,12 @@ from langchain_dpicl.aggregators.votes import check_labels
 from langchain_dpicl.budget import PrivacyBudget, Receipt
 from langchain_dpicl.calls.flow import awaitable, immediate, run
 from langchain_dpicl.durable import replacing, sync_folder
-from langchain_dpicl.errors import DPICLError, InvalidParameter, ModelUnavailable, PrivacyWarning
+from langchain_dpicl.errors import (
+    DPICLError,
+    InvalidParameter,
+    ModelUnavailable,
+    PrivacyWarning,
+)
 from langchain_dpicl.once.fallback import HeadThenRelease
 from langchain_dpicl.once.fitting import Fit, FitReport, Job
 from langchain_dpicl.once.scores import CalibratedScores, LabelScores, ScoreRow
@@ -90,8 +95,13 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         input_key: str = "input",
         scores: CalibratedScores | None = None,
     ) -> None:
-        self.weights, self.labels, self.features = weights, tuple(labels), features
-        self.embeddings, self.embedder, self.receipt, self.input_key = embeddings, embedder, receipt, input_key
+        self.weights = weights
+        self.labels = tuple(labels)
+        self.features = features
+        self.embeddings = embeddings
+        self.embedder = embedder
+        self.receipt = receipt
+        self.input_key = input_key
         self.scores = scores
 
     # -- answers -------------------------------------------------------------------------------------------------------
@@ -107,12 +117,20 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
     def answers(self, vectors: Vectors) -> list[HeadAnswer]:
         """The answer to each question, given by its embedding. Refused if the head looks at label scores too."""
         if self.scores is not None:
-            raise InvalidParameter("vectors", "no texts", "texts, for invoke or batch: the head looks at label scores")
+            raise InvalidParameter(
+                "vectors",
+                "no texts",
+                "texts, for invoke or batch: the head looks at label scores",
+            )
         return self._labelled(as_matrix(vectors, len(vectors)), [])
 
     def _labelled(self, rows: Vectors, scored: list[ScoreRow | None]) -> list[HeadAnswer]:
         if rows.shape[1] != self.features.dimension:
-            raise InvalidParameter("vectors", f"{rows.shape[1]} dimensions", f"{self.features.dimension}, as the store")
+            raise InvalidParameter(
+                "vectors",
+                f"{rows.shape[1]} dimensions",
+                f"{self.features.dimension}, as the store",
+            )
         features = self.features.features(rows)
         if self.scores is not None:
             features = self.scores.joined(features, scored)
@@ -121,7 +139,11 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         found = powers / powers.sum(axis=1, keepdims=True)
         best = found.argmax(axis=1).tolist()
         return [
-            {"label": self.labels[i], "confidence": row[i], "scores": dict(zip(self.labels, row, strict=True))}
+            {
+                "label": self.labels[i],
+                "confidence": row[i],
+                "scores": dict(zip(self.labels, row, strict=True)),
+            }
             for i, row in zip(best, found.tolist(), strict=True)
         ]
 
@@ -144,19 +166,21 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         for question in questions:
             try:
                 text = self._text(question)
-                scored, fault = (None, "") if row is None else await aattempt(row, text)
-                if fault:
-                    raise ModelUnavailable(f"the model of the label scores failed on public text ({fault})")
+                scored = None
+                if row is not None:
+                    scored, fault = await aattempt(row, text)
+                    if fault:
+                        raise ModelUnavailable(f"the model of the label scores failed on public text ({fault})")
                 found.append((text, scored))
             except DPICLError as error:
                 found.append(error)
         asked = [each for each in found if not isinstance(each, Exception)]
-        rows, fault = await aattempt(embed, [text for text, _ in asked]) if asked else ([], "")
+        if not asked:
+            return found
+        rows, fault = await aattempt(embed, [text for text, _ in asked])
         if not fault:
             try:
-                answers = iter(
-                    self._labelled(as_matrix(rows, len(asked)), [scored for _, scored in asked]) if asked else []
-                )
+                answers = iter(self._labelled(as_matrix(rows, len(asked)), [scored for _, scored in asked]))
                 return [each if isinstance(each, Exception) else next(answers) for each in found]
             except DPICLError as error:
                 fault = str(error)
@@ -281,12 +305,20 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             raise InvalidParameter("input_key", input_key, "a non-empty string")
         check_budget(budget)
         if budget.scope != "shared":
-            raise InvalidParameter("budget", f"scope={budget.scope!r}", "a shared budget: every caller meets the head")
+            raise InvalidParameter(
+                "budget",
+                f"scope={budget.scope!r}",
+                "a shared budget: every caller meets the head",
+            )
         owners = None if owners is None else checks.whole("owners", owners)
         if scores is not None and not isinstance(scores, LabelScores):
             raise InvalidParameter("scores", type(scores).__name__, "LabelScores or None")
         if scores is not None and (public is None or isinstance(public, FeatureMap)):
-            raise InvalidParameter("public", type(public).__name__, "public texts, by which the scores are calibrated")
+            raise InvalidParameter(
+                "public",
+                type(public).__name__,
+                "public texts, by which the scores are calibrated",
+            )
         calibrated = None
         if isinstance(public, FeatureMap):
             features = public
@@ -300,10 +332,22 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             if scores is not None:
                 calibrated = scores.calibrated(texts, progress)
         if features.dimension != store.dimension:
-            raise InvalidParameter("public", f"{features.dimension} dimensions", f"{store.dimension}, as the store")
-        more: dict[str, Any] = {"scores": calibrated, "line_name": line, "progress": progress}
+            raise InvalidParameter(
+                "public",
+                f"{features.dimension} dimensions",
+                f"{store.dimension}, as the store",
+            )
         budget.watch(store)
-        fit = Fit(store, budget, names, features, owners, **more)
+        fit = Fit(
+            store,
+            budget,
+            names,
+            features,
+            owners,
+            scores=calibrated,
+            line_name=line,
+            progress=progress,
+        )
         warn_of_delta(budget, fit.owners, stacklevel=3)
         if fit.owners < _FEW_OWNERS:
             warnings.warn(
@@ -317,8 +361,16 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         try:
             store.remember_release(f"a head, on the budget {budget.name!r}")
             weights, receipt = run(transact(fit, None))
-            known: dict[str, Any] = {"embedder": store.embedder, "input_key": input_key, "scores": calibrated}
-            head = cls(weights, names, features, store.embeddings, receipt, **known)
+            head = cls(
+                weights,
+                names,
+                features,
+                store.embeddings,
+                receipt,
+                embedder=store.embedder,
+                input_key=input_key,
+                scores=calibrated,
+            )
             if job is not None:
                 head.save(job.output)
                 job.is_over = True
@@ -335,9 +387,16 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
 
     def save(self, path: str | Path) -> None:
         """Write the head to one file (npz, no pickle), which replaces an older one as a whole. It is public."""
-        names = ("labels", "embedder", "receipt", "input_key")
-        about = {"format": _FORMAT, **{name: getattr(self, name) for name in names}, **self.features.numbers}
-        about |= {} if self.scores is None else {"scores": self.scores.facts}
+        about = {
+            "format": _FORMAT,
+            "labels": self.labels,
+            "embedder": self.embedder,
+            "receipt": self.receipt,
+            "input_key": self.input_key,
+            **self.features.numbers,
+        }
+        if self.scores is not None:
+            about["scores"] = self.scores.facts
         arrays = {"weights": self.weights, **self.features.arrays}
         try:
             with replacing(Path(path), mode=0o644) as file:
@@ -350,7 +409,11 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
 
     @classmethod
     def load(
-        cls, path: str | Path, embeddings: Embeddings, *, llm: BaseLanguageModel[Any] | None = None
+        cls,
+        path: str | Path,
+        embeddings: Embeddings,
+        *,
+        llm: BaseLanguageModel[Any] | None = None,
     ) -> PrivateHead:
         """Read a file of `save`. ``embeddings``: the model of the store that the head was fitted on.
 
@@ -365,12 +428,16 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             weights = np.asarray(arrays.pop("weights"), np.float64)
             if about.pop("format") != _FORMAT:
                 raise ValueError
-            labels, embedder = check_labels("labels", about.pop("labels")), str(about.pop("embedder"))
-            receipt, input_key = _RECEIPT.validate_python(about.pop("receipt")), str(about.pop("input_key"))
+            labels = check_labels("labels", about.pop("labels"))
+            embedder = str(about.pop("embedder"))
+            receipt = _RECEIPT.validate_python(about.pop("receipt"))
+            input_key = str(about.pop("input_key"))
             scored = about.pop("scores", None)
-            scored = None if scored is None else CalibratedScores.checked(scored)
             features: FeatureMap = cast("Any", FeatureMap)(**about, **arrays)
-            size = features.size + (0 if scored is None else len(scored["mean"]))
+            size = features.size
+            if scored is not None:
+                scored = CalibratedScores.checked(scored)
+                size += len(scored["mean"])
             if weights.shape != (len(labels), size) or not np.isfinite(weights).all():
                 raise ValueError
         except OSError as error:
@@ -378,14 +445,21 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         except Exception:  # whatever a damaged archive makes its readers raise
             pass
         else:
-            found = embedder_of(embeddings)
-            if found != embedder:
+            if (found := embedder_of(embeddings)) != embedder:
                 raise InvalidParameter("embeddings", found, f"{embedder}, the model of the head's store")
             if scored is None and llm is not None:
                 raise InvalidParameter("llm", embedder_of(llm), "left out: the head looks at no label scores")
             scores = None if scored is None else CalibratedScores.read(scored, llm)
-            known: dict[str, Any] = {"embedder": embedder, "input_key": input_key, "scores": scores}
-            return cls(weights, labels, features, embeddings, receipt, **known)
+            return cls(
+                weights,
+                labels,
+                features,
+                embeddings,
+                receipt,
+                embedder=embedder,
+                input_key=input_key,
+                scores=scores,
+            )
         raise InvalidParameter("path", str(path), reason)
 
     def __repr__(self) -> str:

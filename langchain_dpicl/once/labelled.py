@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
-from langchain_core.example_selectors import BaseExampleSelector, SemanticSimilarityExampleSelector
+from langchain_core.example_selectors import (
+    BaseExampleSelector,
+    SemanticSimilarityExampleSelector,
+)
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
@@ -25,7 +28,7 @@ from langchain_dpicl.store.records import as_matrix
 
 
 class _NearestLast(BaseExampleSelector):
-    """What a selector gives, in reverse: models heed what comes last."""
+    """The examples of a selector, in reverse: models heed what comes last."""
 
     def __init__(self, selector: SemanticSimilarityExampleSelector) -> None:
         self._selector = selector
@@ -68,7 +71,11 @@ class _WithScores(Embeddings):
 
 
 def label_public(
-    head: PrivateHead, texts: Sequence[str], *, output_key: str = "output", least_confidence: float = 0.0
+    head: PrivateHead,
+    texts: Sequence[str],
+    *,
+    output_key: str = "output",
+    least_confidence: float = 0.0,
 ) -> Demonstrations:
     """Label public texts by a head: demonstrations that anyone may use.
 
@@ -80,8 +87,10 @@ def label_public(
         raise InvalidParameter("head", type(head).__name__, "a PrivateHead")
     shown = public_texts("texts", texts)
     least = checks.real("least_confidence", least_confidence, at_least=0.0, at_most=1.0)
-    settings = hashlib.sha256(head.weights.tobytes()).hexdigest()[:32]
-    receipt = DemonstrationReceipt(**head.receipt, settings=settings)
+    receipt = DemonstrationReceipt(
+        **head.receipt,
+        settings=hashlib.sha256(head.weights.tobytes()).hexdigest()[:32],
+    )
     answers = list(zip(shown, head.batch(list(shown)), strict=True))
     pairs = [
         {head.input_key: text, output_key: answer["label"]} for text, answer in answers if answer["confidence"] >= least
@@ -110,7 +119,11 @@ def few_shot_chain(
         raise InvalidParameter("demonstrations", type(demonstrations).__name__, "Demonstrations, at least one")
     missing = [key for key in (input_key, output_key) if not all(key in pair for pair in demonstrations)]
     if missing:
-        raise InvalidParameter("demonstrations", missing[0], f"pairs with the keys {input_key!r} and {output_key!r}")
+        raise InvalidParameter(
+            "demonstrations",
+            missing[0],
+            f"pairs with the keys {input_key!r} and {output_key!r}",
+        )
     selector = SemanticSimilarityExampleSelector.from_examples(
         [{key: str(pair[key]) for key in (input_key, output_key)} for pair in demonstrations],
         _WithScores(embeddings) if isinstance(embeddings, PrivateHead) else embeddings,

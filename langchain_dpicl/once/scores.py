@@ -82,7 +82,7 @@ _FACTS = {"model", "labels", "template", "share", "top_logprobs", "mean", "sprea
 
 
 class LabelScores:
-    """How a head gets a text's label scores: a model, a template and labels. All of it is public.
+    """The source of a text's label scores: a model, a template and labels. All of it is public.
 
     Parameters
     ----------
@@ -117,14 +117,20 @@ class LabelScores:
             top_logprobs = 100 if getattr(llm, "accepts_shared_prefix", False) else 20
         filled = partial(_filled, template)
         self.scorer = LabelScorer(llm, labels, prompt=filled, calibrate=False, top_logprobs=top_logprobs)
-        self.labels, self.template = self.scorer.labels, template
+        self.labels = self.scorer.labels
+        self.template = template
         self.share = checks.real("share", share, above=0.0, below=1.0)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What decides the scores of a text: for the head's file."""
-        named = {"model": embedder_of(self.scorer.llm), "labels": list(self.labels), "template": self.template}
-        return {**named, "share": self.share, "top_logprobs": self.scorer.top_logprobs}
+        """The settings that decide the scores of a text, for the head's file."""
+        return {
+            "model": embedder_of(self.scorer.llm),
+            "labels": list(self.labels),
+            "template": self.template,
+            "share": self.share,
+            "top_logprobs": self.scorer.top_logprobs,
+        }
 
     def row(self, text: str, config: RunnableConfig | None = None) -> ScoreRow:
         """The scores of one text. Raises what the model raises."""
@@ -150,12 +156,19 @@ class LabelScores:
         """
         from tqdm import tqdm
 
-        ask, found = self._ask(), list[Any]()
+        ask = self._ask()
+        found: list[Any] = []
         for text in tqdm(texts, desc="scoring", unit="text", disable=None if progress else True):
-            found.append((yield from self._between(ask, text, probes) if probes else ask(text)))
+            scoring = self._between(ask, text, probes) if probes else ask(text)
+            found.append((yield from scoring))
         return found
 
-    def _between(self, ask: Callable[..., Flow[Any]], text: str, probes: Sequence[tuple[str, ScoreRow]]) -> Flow[Any]:
+    def _between(
+        self,
+        ask: Callable[..., Flow[Any]],
+        text: str,
+        probes: Sequence[tuple[str, ScoreRow]],
+    ) -> Flow[Any]:
         """A text's scores, with good probes before and after the call that gave them."""
         row: Any = BROKEN
         failures = 0
@@ -172,7 +185,10 @@ class LabelScores:
         return row
 
     def _is_good(
-        self, ask: Callable[..., Flow[Any]], probes: Sequence[tuple[str, ScoreRow]], *patience: float
+        self,
+        ask: Callable[..., Flow[Any]],
+        probes: Sequence[tuple[str, ScoreRow]],
+        *patience: float,
     ) -> Flow[bool]:
         for text, start in probes:
             if (yield from ask(text, *patience)) != start:
@@ -189,15 +205,22 @@ class LabelScores:
         seconds = limit(member, "auto", 1)
 
         def ask(text: str, patience: float | None = None) -> Flow[Any]:
-            how: dict[str, Any] = {"timeout": seconds, "patience": patience, "failed": type}
-            (found,) = yield boundary.private_calls(member, [({"text": text}, ())], max_concurrency=1, **how)
+            (found,) = yield boundary.private_calls(
+                member,
+                [({"text": text}, ())],
+                max_concurrency=1,
+                timeout=seconds,
+                patience=patience,
+                failed=type,
+            )
             return found
 
         return ask
 
     def _waited_for(self, ask: Callable[..., Flow[Any]], probes: Sequence[tuple[str, ScoreRow]]) -> Flow[None]:
         """Open an embedded model anew, or wait for a server, until the probes' scores are those of the start."""
-        until, seconds = time.monotonic() + PATIENCE, 0.0
+        until = time.monotonic() + PATIENCE
+        seconds = 0.0
         while time.monotonic() <= until:
             yield pause(seconds)
             yield self._reopened
@@ -232,7 +255,11 @@ class LabelScores:
         squares = [(each - middle) ** 2 for row in found for each, middle in zip(row, mean, strict=True)]
         spread = math.sqrt(math.fsum(squares) / len(found))
         if spread < _LEAST_SPREAD:
-            raise InvalidParameter("scores", f"a spread of {spread:g}", "scores that differ among the public texts")
+            raise InvalidParameter(
+                "scores",
+                f"a spread of {spread:g}",
+                "scores that differ among the public texts",
+            )
         tells = [i for i in range(again) if max(found[i]) > min(found[i])] or range(again)
         shortest = min(tells, key=lambda i: len(texts[i]))
         others = [i for i in range(again) if i != shortest]
@@ -266,8 +293,12 @@ class CalibratedScores:
     @staticmethod
     def checked(facts: Mapping[str, Any]) -> dict[str, Any]:
         """The facts in a head's file. Raises whatever it may if they are not those of scores."""
-        found = {**facts, "model": str(facts["model"]), "mean": [checks.real("mean", each) for each in facts["mean"]]}
-        found["spread"] = checks.real("spread", facts["spread"], at_least=_LEAST_SPREAD)
+        found = {
+            **facts,
+            "model": str(facts["model"]),
+            "mean": [checks.real("mean", each) for each in facts["mean"]],
+            "spread": checks.real("spread", facts["spread"], at_least=_LEAST_SPREAD),
+        }
         check_labels("labels", found["labels"])
         if set(found) != _FACTS or len(found["mean"]) != len(found["labels"]):
             raise ValueError("other facts")
@@ -284,12 +315,16 @@ class CalibratedScores:
 
     @property
     def size(self) -> int:
-        """How many features there are."""
+        """The number of features."""
         return len(self.mean)
 
     def rows(self, texts: Sequence[str], progress: bool) -> Flow[list[Any]]:
         """`LabelScores.rows` of private texts, each between two good probes."""
-        return self.scores.rows(texts, progress, *(each for each in (self.probe, self.longest) if each is not None))
+        return self.scores.rows(
+            texts,
+            progress,
+            *(each for each in (self.probe, self.longest) if each is not None),
+        )
 
     def features(self, rows: Sequence[Any]) -> Whole:
         """Features of norm at most 1 in the units of `FeatureMap.features`. Zero for what is no `ScoreRow`."""
@@ -306,5 +341,8 @@ class CalibratedScores:
     def joined(self, features: Whole, rows: Sequence[Any]) -> Whole:
         """An embedding's features and these scores, of norm at most 1 together."""
         # As in `bounded`: the square of a row's norm is a whole number below 2^32 + 1.
-        parts = (features, 1.0 - self.scores.share), (self.features(rows), self.scores.share)
+        parts = (
+            (features, 1.0 - self.scores.share),
+            (self.features(rows), self.scores.share),
+        )
         return np.concatenate([np.trunc(part * math.sqrt(share)) for part, share in parts], axis=1)

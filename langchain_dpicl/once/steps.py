@@ -91,7 +91,8 @@ class FeatureMap:
             if found.shape != shape or not 0 < len(found) < MOST_FEATURES or not np.isfinite(found).all():
                 raise InvalidParameter(name, f"shape {found.shape}", f"finite numbers of the shape {shape}")
             longest = float(np.linalg.norm(found, axis=-1).max())
-            if longest > (bound := 2.0 if name == "mean" else _LONGEST_ROW):
+            bound = 2.0 if name == "mean" else _LONGEST_ROW
+            if longest > bound:
                 raise InvalidParameter(name, f"norm {longest:g}", f"norms of at most {bound:g}")
             checked[name] = found
         for name, value in checked.items():
@@ -120,7 +121,7 @@ class FeatureMap:
 
     @property
     def size(self) -> int:
-        """How many features there are."""
+        """The number of features."""
         return 1 + (self.dimension if self.projection is None else len(self.projection))
 
     def features(self, vectors: NDArray[np.floating]) -> Whole:
@@ -207,8 +208,7 @@ def clipped_sum(records: OwnedRecords, weights: Floats) -> NDArray[np.int64]:
     ends = np.append(starts[1:], len(records.owners))
     first = 0
     while first < len(starts):  # blocks of whole owners
-        last = int(np.searchsorted(ends, starts[first] + _BLOCK, "right"))
-        last = max(last, first + 1)
+        last = max(first + 1, int(np.searchsorted(ends, starts[first] + _BLOCK, "right")))
         rows = slice(starts[first], ends[last - 1])
         total += _block(
             records.features[rows].astype(np.float64),
