@@ -109,7 +109,7 @@ class FileState:
     forgotten: tuple[str, ...] = ()
     """Marks of owners who were forgotten, so that the data file of a `kept_store` does not bring them back."""
     notes: tuple[str, ...] = ()
-    """Where the notes of its data file are."""
+    """The places of its data file's notes."""
 
     def joined(self, news: FileState) -> FileState:
         """This state with what another process has written: the later generation, and all that either remembers."""

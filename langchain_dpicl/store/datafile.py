@@ -65,7 +65,7 @@ _OTHERS = {
     b"\xd0\xcf\x11\xe0": "an Excel workbook: save its sheet as CSV",
     rb"PAR1(?s:.*)PAR1\Z": "a Parquet file: give its name the ending .parquet",
 }
-"""What a file is by its first bytes, whatever its name, and what to do."""
+"""Kinds of files by their first bytes, whatever their names, and the remedy for each."""
 _INDEX = re.compile(r"__index_level_\d+__")  # the rows' numbers, as pandas writes them beside the columns
 
 Fault = tuple[int, str]
@@ -79,7 +79,7 @@ class Reading(NamedTuple):
     """A character, or its name in `DELIMITERS`."""
     encoding: str | None = None
     skip_bad: bool = False
-    """Whether to leave out records that cannot be used, instead of refusing the file."""
+    """Leave out records that cannot be used, instead of refusing the file."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,10 +99,10 @@ class DataFile:
     faults: list[Fault]
     unit: str = "line"
     is_usual: bool = True
-    """Whether it was read as its name says, or as it was asked for."""
+    """True if it was read as its name says, or as it was asked for."""
     wanted: tuple[str, ...] = ()
     joined: tuple[int, ...] = ()
-    """Where records of several lines begin whose lines look like records of their own."""
+    """First lines of records of several lines, each of which looks like a record of its own."""
 
     @property
     def columns_shown(self) -> str:
@@ -348,7 +348,7 @@ class _Row(NamedTuple):
     line: int
     fields: list[str]
     fault: str
-    """What is wrong with its quotes."""
+    """The fault of its quotes."""
     parts: list[str]
     """Its lines as they stand."""
 

@@ -101,17 +101,24 @@ class Column:
         return cls(np.fromiter(found, np.int32, len(values)), kinds)
 
     def holding(self, name: str, values: Iterable[Any]) -> NDArray[np.bool_]:
-        """For which records the comparison of this name holds with one of the values."""
+        """Return a mask of the records for which this comparison holds with one of the values."""
         holds = np.zeros(1 + sum(len(ascending) for _, ascending in self.kinds.values()), np.bool_)  # the last: -1
         for value in values:
             first, ascending = self.kinds.get(_kind(value), (0, []))
-            low, high = bisect_left(ascending, value), bisect_right(ascending, value)
-            if name in ("$lt", "$lte", "$ne"):
-                holds[first : first + (high if name == "$lte" else low)] = True
-            if name in ("$gt", "$gte", "$ne"):
-                holds[first + (low if name == "$gte" else high) : first + len(ascending)] = True
-            if name in ("$eq", "$in"):
-                holds[first + low : first + high] = True
+            low = first + bisect_left(ascending, value)
+            high = first + bisect_right(ascending, value)
+            end = first + len(ascending)
+            ranks = {
+                "$eq": [(low, high)],
+                "$in": [(low, high)],
+                "$ne": [(first, low), (high, end)],
+                "$lt": [(first, low)],
+                "$lte": [(first, high)],
+                "$gt": [(high, end)],
+                "$gte": [(low, end)],
+            }
+            for begin, stop in ranks.get(name, ()):
+                holds[begin:stop] = True
         return holds[self.ranks]
 
 

@@ -219,5 +219,7 @@ _STORAGES: dict[_Reader, Callable[[Any], str]] = {
     _qdrant: _qdrant_storage,
     _scikit_learn: _scikit_learn_storage,
 }
-"""What is wrong with how a collection is stored. The other kinds have float32, or Python's floats, and metadata one by
-one."""
+"""The fault in how a collection is stored, by its reader.
+
+The other kinds have float32, or Python's floats, and metadata one by one.
+"""
