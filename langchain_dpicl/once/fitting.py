@@ -58,10 +58,11 @@ Sums = list[NDArray[np.int64]]
 def descend(sums: Sums, owners: int, sigma: float, steps: int, shape: tuple[int, int]) -> tuple[Floats, Floats]:
     """The weights after these sums, and their mean over the second half of all steps. A function of what is released.
 
-    Gradient descent with momentum from zero. ``owners`` is the public number by which sums are divided, ``sigma`` the
-    noise's standard deviation. The rate is 5, or less if the noise of one sum would move a score by more than 1/20 (20
-    sums and their momentum: by more than 1.1). Noise would then make probabilities of 0 and 1, whose gradients tell
-    little.
+    Gradient descent with momentum from zero: M = .9 M - rate S / owners, then W = W + M, for each sum S.
+
+    ``owners`` is the public number by which sums are divided, ``sigma`` the noise's standard deviation. The rate is 5,
+    or less if the noise of one sum would move a score by more than 1/20 (20 sums and their momentum: by more than 1.1).
+    Noise would then make probabilities of 0 and 1, whose gradients tell little.
     """
     rate = min(_RATE, _NOISE_PER_STEP * owners / sigma)
     weights, momentum, mean = np.zeros(shape), np.zeros(shape), np.zeros(shape)

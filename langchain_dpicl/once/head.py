@@ -134,6 +134,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         features = self.features.features(rows)
         if self.scores is not None:
             features = self.scores.joined(features, scored)
+        # The softmax of W x, for each question.
         scores = features / self.features.unit @ self.weights.T
         powers = np.exp(scores - scores.max(axis=1, keepdims=True))
         found = powers / powers.sum(axis=1, keepdims=True)

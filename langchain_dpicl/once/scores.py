@@ -251,6 +251,7 @@ class LabelScores:
                 "owner's records would move another's features. Use a server that answers one request at a time, from "
                 "an empty cache, as local_llm does; nothing was charged"
             )
+        # The spread is sqrt(E |s - mean|^2), over the public texts.
         mean = [math.fsum(column) / len(found) for column in zip(*found, strict=True)]
         squares = [(each - middle) ** 2 for row in found for each, middle in zip(row, mean, strict=True)]
         spread = math.sqrt(math.fsum(squares) / len(found))
@@ -327,7 +328,10 @@ class CalibratedScores:
         )
 
     def features(self, rows: Sequence[Any]) -> Whole:
-        """Features of norm at most 1 in the units of `FeatureMap.features`. Zero for what is no `ScoreRow`."""
+        """Features of norm at most 1 in the units of `FeatureMap.features`. Zero for what is no `ScoreRow`.
+
+        A score s gives (s - mean) / (3 spread), at most 32/3 either way. A row that is longer than 1 is scaled to 1.
+        """
         unit = self.spread * _REACH / UNIT
         far = _FARTHEST / _REACH * UNIT
         found = np.zeros((len(rows), self.size))

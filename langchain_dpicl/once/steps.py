@@ -106,7 +106,7 @@ class FeatureMap:
         return cls(vectors.shape[1], mean, directions)
 
     unit: ClassVar[int] = _X
-    """What a feature of 1 is in `features`."""
+    """The value of a feature of 1 in `features`."""
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -126,6 +126,8 @@ class FeatureMap:
 
     def features(self, vectors: NDArray[np.floating]) -> Whole:
         """Features of norm at most 1 in units of 2^-16, one row for each embedding. A row depends on its own alone.
+
+        An embedding e gives scale P (e - mean), with P the projection, and ``bias`` as the last number.
 
         An embedding that is longer than 1, or not finite, counts as zero. (A store has none.)
         """
@@ -221,7 +223,12 @@ def clipped_sum(records: OwnedRecords, weights: Floats) -> NDArray[np.int64]:
 
 
 def _block(features: Whole, labels: NDArray[np.int64], starts: NDArray[np.int64], weights: Whole) -> NDArray[np.int64]:
-    """`clipped_sum` of whole owners, whose records begin at ``starts``."""
+    """`clipped_sum` of whole owners, whose records begin at ``starts``.
+
+    A record's gradient is r x', with its residuals r = p - y. It has the norm |r| |x|.
+    An owner of one record adds trunc(s r) x', where s = min(1, 1 / (|r| |x|)).
+    An owner of several adds trunc(s G), where G is the sum of their r x', and s = min(1, 1 / |G|).
+    """
     found = probabilities((features @ weights.T) / (_X * _W))
     found[np.arange(len(found)), labels] -= 1.0
     residuals = np.trunc(found * _R)

@@ -188,7 +188,7 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
             raise InvalidParameter("store", type(store).__name__, "an ExemplarStore")
         self.store = store
         self.calls = None if calls is None else checks.real("calls", calls, at_least=1.0, at_most=1e6)
-        """How many calls of one owner each a release has on average; None for shared buckets."""
+        """The mean number of calls of one owner each in a release; None for shared buckets."""
         self.max_calls = max_calls
         self.members = calls_made(members, calls, pad_to, max_calls)
         """N, or how many calls a release makes at least (exactly, with ``max_calls``)."""
@@ -222,7 +222,7 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
             )
         self.rate_is_explicit = rate is not None
         self.owners: int | None = None
-        """How many owners the store held when `rate` was computed from their number. For freezing a plan alone."""
+        """The number of owners in the store when `rate` was computed from it. For freezing a plan alone."""
         self.expected_owners: float | None = self.calls  # of one sample, if that was asked for: as public as ``shots``
         self.rate: float | None = None if rate is None else checks.probability("rate", rate)
         """q as proposed for a plan that is not frozen yet; None if the plan chooses it."""
