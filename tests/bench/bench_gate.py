@@ -33,7 +33,7 @@ from langchain_dpicl import ExemplarStore, PoissonExampleSelector, PostgresExemp
 from langchain_dpicl.budget import BudgetLine
 
 sys.path.append(str(Path(__file__).parents[1]))
-import pgvector_server  # type: ignore[import-not-found]
+import pgvector_server
 
 TICKETS = 5000
 TEXT = "a ticket of ordinary length, about a hundred characters long, as people write them in a hurry"
