@@ -26,7 +26,7 @@ T = TypeVar("T", default=Any)
 """What an aggregator releases."""
 
 Outcome = Literal["released", "zero-shot fallback", "members abstained"]
-MemberTask = Literal["write", "choose", "none"]
+MembersTask = Literal["write", "choose", "none"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Aggregator(ABC, Generic[T]):
 
     kind: ClassVar[str]
     """The name of this kind of release, in `KINDS`, in files and on the command line."""
-    task: ClassVar[MemberTask] = "write"
+    task: ClassVar[MembersTask] = "write"
     """Work of the members: write a text, or choose one of the labels. "none": there are no members."""
     max_tokens: ClassVar[int] = 60
     """The usual limit of what a member writes."""
@@ -102,7 +102,7 @@ class Aggregator(ABC, Generic[T]):
 
     @property
     def outputs(self) -> Mapping[str, Any]:
-        """What the examples' outputs have to be: ``label_of`` and ``unread`` of `store.datacheck.check_file`."""
+        """The form that examples' outputs must have: ``label_of`` and ``unread`` of `store.datacheck.check_file`."""
         return {}
 
     def hit(self, release: T, right: object) -> float:
@@ -114,7 +114,7 @@ class Aggregator(ABC, Generic[T]):
         return None
 
     def tells(self, members: int, parameter: float) -> bool:
-        """Whether a release of so many members at this noise shows that they fail. A function of public numbers."""
+        """Return True if a release of so many members at this noise shows that they fail: from public numbers."""
         return self.tells_abstention
 
     @property
@@ -125,12 +125,18 @@ class Aggregator(ABC, Generic[T]):
     def under(self, mechanism: str, crowd: Crowd) -> Self:
         """The aggregator under a plan's line, for a crowd."""
         bound = copy.copy(self)
-        bound.mechanism, bound.crowd = mechanism, crowd
+        bound.mechanism = mechanism
+        bound.crowd = crowd
         return bound
 
     def _crowd(self, outputs: Sequence[object]) -> Crowd:
         """The public numbers. Without `under` the number of outputs is one, as in shared buckets that all count."""
-        return Crowd(len(outputs), len(outputs)) if self.crowd is None else self.crowd
+        return self.crowd or Crowd(len(outputs), len(outputs))
+
+    @property
+    def _counted(self) -> int | None:
+        """The number of outputs that are expected to count, rounded down; None without `under`."""
+        return None if self.crowd is None else math.floor(self.crowd.expected)
 
     @property
     def options(self) -> Options:
@@ -143,7 +149,7 @@ class Aggregator(ABC, Generic[T]):
         return None
 
     def overturned(self, parameter: float) -> float | None:
-        """How likely noise overturns an answer on which all expected outputs agree; None if that has no meaning."""
+        """The chance that noise overturns an answer on which all expected outputs agree; None if it has no meaning."""
         if self.crowd is None or self.outcomes is None:
             return None
         family = family_of(self.mechanism).of({**self.options, **options_of(self.crowd)})
@@ -175,7 +181,7 @@ class Aggregator(ABC, Generic[T]):
         """Raise `ValueError` if what `encode` made of a public output adds nothing to a release."""
 
     def encode(self, output: object) -> object:
-        """What `aggregate` needs of one member's output. Raising makes this member abstain.
+        """Return what `aggregate` needs of one member's output. Raising makes this member abstain.
 
         Raise for whatever cannot be read: a public question tells by it, before the charge, that the members' answers
         would be of no use. Return plain numbers, texts and arrays that are made here: an output is any object at all,
@@ -188,7 +194,7 @@ class Aggregator(ABC, Generic[T]):
         return self.encode(output)
 
     def shown(self, encoded: object) -> object:
-        """What `encode` made of a public output, for people: a rehearsal shows it."""
+        """Return what `encode` made of a public output, for people: a rehearsal shows it."""
         return encoded
 
     @abstractmethod
@@ -200,7 +206,7 @@ class Aggregator(ABC, Generic[T]):
         """
 
     def outcome(self, release: T | None) -> Outcome:
-        """What kind of release this is, for the receipt."""
+        """The kind of this release, for the receipt."""
         return "members abstained" if release is None else "released"
 
     @property
@@ -287,7 +293,10 @@ class Words:
     ) -> None:
         if not (stop_words is None or isinstance(stop_words, (str, Iterable))):
             raise InvalidParameter("stop_words", stop_words, '"english", a list of words, or None')
-        self.lowercase, self.stem, self.pattern, self.tokenizer = bool(lowercase), stem, pattern, tokenizer
+        self.lowercase = bool(lowercase)
+        self.stem = stem
+        self.pattern = pattern
+        self.tokenizer = tokenizer
         self.stop_words = stop_words if stop_words is None or isinstance(stop_words, str) else tuple(stop_words)
         self._stemmed = _stemmer(stem)
         try:
@@ -308,7 +317,7 @@ class Words:
         return [word for word in dict.fromkeys(self._split(text)) if word]
 
     def key(self, word: str) -> str:
-        """What the spellings of one word have in common: itself, or its stem."""
+        """Return what the spellings of one word have in common: itself, or its stem."""
         return self._stemmed(word)
 
     def keys(self, text: str) -> frozenset[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -84,7 +83,8 @@ class CandidateVote(Embedded[str]):
         return int(np.argmax(self._places @ np.rint(unit * STEPS).astype(np.int64)))
 
     def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> str | None:
-        crowd, number = self._crowd(outputs), len(self.texts)
+        crowd = self._crowd(outputs)
+        number = len(self.texts)
         noise = VoteNoise(EXPONENTIAL, parameter, crowd.own_calls)
         votes = [vote if type(vote) is int and 0 <= vote < number else number for vote in outputs]
         counts = np.bincount(np.array(votes, np.int64), minlength=number + 1).tolist()
@@ -98,8 +98,7 @@ class CandidateVote(Embedded[str]):
 
     def tells(self, members: int, parameter: float) -> bool:
         own = self.crowd is not None and self.crowd.own_calls
-        counted = None if self.crowd is None else math.floor(self.crowd.expected)
-        return VoteNoise(EXPONENTIAL, parameter, own).told(members, self.rivals, counted) >= TOLD
+        return VoteNoise(EXPONENTIAL, parameter, own).told(members, self.rivals, self._counted) >= TOLD
 
     def zero_shot(self, output: object, values: Mapping[str, Any]) -> str | None:
         return (answer_of(output) or "").strip() or None

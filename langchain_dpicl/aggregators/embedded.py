@@ -132,7 +132,7 @@ class Embedded(Aggregator[T]):
 
     @abstractmethod
     def read(self, rows: Sequence[Sequence[float]]) -> Any:
-        """What one output adds to a release, from its embedding, the only row. Raises for what is not a vector."""
+        """Return what an output adds to a release, from its embedding, the only row. Raises for what is no vector."""
 
     def check_kind(self, output: object) -> None:
         """Embed a text, too: a model that fails on it would fail on all."""

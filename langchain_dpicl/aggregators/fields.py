@@ -111,18 +111,21 @@ class Part:
         places = [code for code in codes if code != ABSENT]
         if self.optional and _voted([len(codes) - len(places), len(places)], rate, randomness) == 0:
             return None  # its value is accounted for all the same
-        noise = mean_sigma(eps0, crowd.own_calls) if isinstance(self.reader, NoisyMean) else eps0
-        return self.reader.draw(places, crowd, noise, randomness)
+        return self.reader.draw(places, crowd, self._noise(crowd, eps0), randomness)
+
+    def _noise(self, crowd: Crowd, eps0: float) -> float:
+        """The noise parameter of its reader's mechanism."""
+        return mean_sigma(eps0, crowd.own_calls) if isinstance(self.reader, NoisyMean) else eps0
 
     def overturned(self, crowd: Crowd, eps0: float) -> float:
         """The chance that noise overturns a value, or its presence, on which all agree."""
-        votes, noise = math.floor(crowd.expected), VoteNoise(EXPONENTIAL, eps0, crowd.own_calls)
+        votes = math.floor(crowd.expected)
+        noise = VoteNoise(EXPONENTIAL, eps0, crowd.own_calls)
         if self.values:
             return noise.flip(votes, len(self.values))
-        sigma = mean_sigma(eps0, crowd.own_calls)
         bound = self.reader.under(self.reader.mechanism, crowd)
-        of_value = bound.overturned(sigma if isinstance(self.reader, NoisyMean) else eps0)
-        return max(of_value or 0.0, noise.flip(votes, 2) if self.optional else 0.0)
+        of_value = bound.overturned(self._noise(crowd, eps0)) or 0.0
+        return max(of_value, noise.flip(votes, 2)) if self.optional else of_value
 
     def dump(self, value: Any) -> Any:
         """A released value for JSON."""
@@ -171,7 +174,9 @@ def part_of(
 
 def _type_of(info: FieldInfo) -> tuple[Any, list[Any], bool]:
     """A field's type without None and constraints; the constraints; whether None was there."""
-    kind, constraints, optional = info.annotation, list(info.metadata), False
+    kind = info.annotation
+    constraints = list(info.metadata)
+    optional = False
     while True:
         if get_origin(kind) is Annotated:
             kind, *more = get_args(kind)
@@ -191,7 +196,7 @@ def _reader(
     is_mean: bool,
     decimal: str,
 ) -> tuple[NoisyVote[Any] | CandidateVote | Bounded[Any], tuple[Any, ...]]:
-    """What reads and releases a field of this type, and the values of a vote."""
+    """Make what reads and releases a field of this type, and the values of a vote."""
     if candidates is not None and kind is not str:
         raise InvalidParameter("candidates", kind, "a str, as it has candidates")
     if is_mean and kind not in (int, float, date):
@@ -231,8 +236,9 @@ def _bounds(kind: type, constraints: Sequence[object]) -> tuple[Any, Any]:
         found[name] = getattr(each, name)
     if set(found) != {"ge", "le"}:
         raise InvalidParameter("bounds", kind.__name__, "public bounds, Field(ge=..., le=...)")
-    low, high = found["ge"], found["le"]
-    return (checks.real("ge", low), checks.real("le", high)) if kind is float else (low, high)
+    if kind is float:
+        return checks.real("ge", found["ge"]), checks.real("le", found["le"])
+    return found["ge"], found["le"]
 
 
 def spelling(value: object) -> str:

@@ -365,9 +365,12 @@ class _ProposeTestRelease(Keywords):
             raise InvalidParameter("k", k, "a whole number, or a range (least, most)")
         self.least = checks.whole("k", pair[0])
         self.most = checks.whole("k", pair[1], at_least=self.least)
-        given = {"select": select if self.most > self.least else 0.0} | ({} if delta0 is None else {"delta0": delta0})
+        chooses_k = self.most > self.least
+        given = {"select": select if chooses_k else 0.0}
+        if delta0 is not None:
+            given["delta0"] = delta0
         checked = PTR.of({"delta0": 0.25, **given}).options
-        if self.most > self.least:
+        if chooses_k:
             checks.positive("select", select)
         self._options = {name: checked[name] for name in given}
         self._delta0: float | None = self._options.get("delta0")
@@ -414,7 +417,7 @@ class _ProposeTestRelease(Keywords):
 
 
 def _passes(gap: int, sigma: float, delta0: float, randomness: Randomness) -> bool:
-    """Whether max(2, gap) + N(0, 4 sigma^2) - Phi^-1(1 - delta0; 0, 2 sigma) > 2, by its probability."""
+    """Draw True if max(2, gap) + N(0, 4 sigma^2) - Phi^-1(1 - delta0; 0, 2 sigma) > 2, by its probability."""
     reach = float(ndtri(delta0 * (1 - 1e-12))) + (max(2, gap) - 2) / (2 * sigma)
     (uniform,) = randomness.uniforms(1)
     # Draw the rarer of the two outcomes, whose probability has its full relative precision.

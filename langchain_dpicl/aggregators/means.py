@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
@@ -95,7 +94,7 @@ class EmbeddingMean(Embedded[T]):
         if release not in ("text", "vector"):
             raise InvalidParameter("release", release, '"text" or "vector"')
         if (release == "vector") != (candidates is None):
-            bound = 'None with release="vector"' if candidates is not None else "a chain, or a list of texts"
+            bound = 'a chain, or a list of texts; None with release="vector", and only there'
             raise InvalidParameter("candidates", candidates and type(candidates).__name__, bound)
         self.release = release
         super().__init__(embeddings, candidates, n_candidates)
@@ -139,8 +138,7 @@ class EmbeddingMean(Embedded[T]):
         return self.texts[int(np.argmax(self._units @ mean))]
 
     def tells(self, members: int, parameter: float) -> bool:
-        counted = None if self.crowd is None else math.floor(self.crowd.expected)
-        return tells_abstention(members, parameter, 0, STEPS, counted)
+        return tells_abstention(members, parameter, 0, STEPS, self._counted)
 
     @property
     def outcomes(self) -> int | None:

@@ -32,7 +32,8 @@ N = TypeVar("N", bound=int | float | date)
 STEPS = 1 << 16
 """Lattice points of a mean between its bounds."""
 
-_WHOLE_POINTS, _POINTS = 1001, 101
+_WHOLE_POINTS = 1001
+_POINTS = 101
 _DATE = re.compile(r"(?<![\w-])\d{4}-\d{2}-\d{2}(?![\d-])")
 _DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-")
 _CURRENCIES = "$€£¥₹"
@@ -121,7 +122,7 @@ class Bounded(Aggregator[N], Generic[N]):
         return self.at(Fraction(encoded, self.steps)) if isinstance(encoded, int) else encoded
 
     def at(self, share: Fraction) -> N:
-        """What lies at this share of the interval, rounded to a whole number or a day."""
+        """Return what lies at this share of the interval, rounded to a whole number or a day."""
         place = self._least + (self._most - self._least) * share
         whole = math.floor(place + Fraction(1, 2))
         if self._type is float:
@@ -212,14 +213,18 @@ class NoisyMedian(Bounded[N]):
 
     def draw(self, places: Sequence[int], crowd: Crowd, parameter: float, randomness: Randomness) -> N:
         rate = VoteNoise(EXPONENTIAL, parameter, crowd.own_calls).rate
-        starts, sizes, losses = [], list[int](), list[int]()
-        below, free, n = 0, 0, len(places)
+        starts: list[int] = []
+        sizes: list[int] = []
+        losses: list[int] = []
+        below = free = 0
+        n = len(places)
         for place, count in [*sorted(Counter(places).items()), (self.points, 0)]:
             above = n - below - count
             starts += [free, place]  # the points between two values, then the value's own
             sizes += [place - free, min(1, self.points - place)]
             losses += [max(0, 2 * max(below, n - below) - n), max(0, 2 * max(below, above) - n)]  # in halves
-            below, free = below + count, place + 1
+            below += count
+            free = place + 1
         chosen = choose_exponential(sizes, losses, rate / 2.0, randomness)
         return self.at(Fraction(starts[chosen] + random_below(sizes[chosen], randomness), self.steps))
 

@@ -1,4 +1,4 @@
-"""How a member's output is read: as a text, without what a model thinks before it answers; and how texts are compared.
+"""The reading of a member's output as a text, without what a model thinks before it answers; the comparison of texts.
 
 Every aggregator that reads texts reads them by `answer_of`. Labels, values and words are compared as `plain` texts.
 """
@@ -71,11 +71,12 @@ def answer_of(output: object) -> str | None:
 
 
 def _without_thinking(text: str) -> str | None:
-    """What stands outside of the marks. An end without a beginning ends all that stands before it."""
+    """Return what stands outside of the marks. An end without a beginning ends all that stands before it."""
     answer = _final_channel(text)
     if answer is None:
         return None
-    kept, depth, start = list[str](), 0, 0
+    kept: list[str] = []
+    depth = start = 0
     for mark in _MARK.finditer(answer):
         is_end = "/" in mark[0] or mark[0].lower().startswith("<|end")
         if not is_end:
@@ -97,7 +98,8 @@ def _final_channel(text: str) -> str | None:
     channels = list(_CHANNEL.finditer(text))
     if not channels:
         return text
-    last, rest = channels[-1], text[channels[-1].end() :]
+    last = channels[-1]
+    rest = text[last.end() :]
     if last[1] is None:
         return rest
     if last[1].lower() != "final":

@@ -202,7 +202,7 @@ class Structured(Aggregator[M], Generic[M]):
         return sum(known) / len(known)
 
     def has_field(self, output: object) -> bool:
-        """Whether an output holds a field of the model, whatever its value."""
+        """Return True if an output holds a field of the model, whatever its value."""
         with contextlib.suppress(Exception):
             given, _ = _mapping(output, self.model)
             return any(key in given for part in self.parts for key in part.keys)

@@ -7,7 +7,6 @@ import copy
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self, overload
 
 import numpy as np
@@ -15,7 +14,7 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
-from langchain_dpicl.aggregators.base import Aggregator, MemberTask, T, name_of
+from langchain_dpicl.aggregators.base import Aggregator, MembersTask, T, name_of
 from langchain_dpicl.aggregators.reading import answer_of, normal, text_of
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.privacy import checks
@@ -125,7 +124,7 @@ class NoisyVote(Aggregator[T]):
     """
 
     kind = "vote"
-    task: ClassVar[MemberTask] = "choose"
+    task: ClassVar[MembersTask] = "choose"
     mechanism = GAUSSIAN
     takes_own_calls = True
 
@@ -185,7 +184,8 @@ class NoisyVote(Aggregator[T]):
         mechanism: str | None = None,
     ) -> None:
         self.labels = check_labels("labels", labels)
-        self.scores, self.details = bool(scores), bool(details)
+        self.scores = bool(scores)
+        self.details = bool(details)
         if self.scores and self.details:
             raise InvalidParameter("details", details, "False with scores=True: details hold the counts")
         if self.scores and prior is not None:
@@ -204,7 +204,8 @@ class NoisyVote(Aggregator[T]):
         self._logs = np.zeros(len(self.labels))  # the prior's, less their mean
         self.prior: object = prior
         if isinstance(prior, Mapping):
-            self._logs, self.prior = self._weigh("prior", prior), dict(prior)
+            self._logs = self._weigh("prior", prior)
+            self.prior = dict(prior)
         elif isinstance(prior, Runnable):
             self._chain = prior
         elif callable(prior):
@@ -331,10 +332,9 @@ class NoisyVote(Aggregator[T]):
         return [*factors, max(1, sum(factors) // len(factors))]
 
     def tells(self, members: int, parameter: float) -> bool:
-        noise, counted = VoteNoise(self.mechanism, parameter), None
-        if self.crowd is not None:  # empty buckets and padding count nothing
-            noise, counted = replace(noise, own_calls=self.crowd.own_calls), math.floor(self.crowd.expected)
-        return noise.told(members, len(self.labels), counted) >= TOLD
+        own = self.crowd is not None and self.crowd.own_calls
+        noise = VoteNoise(self.mechanism, parameter, own)
+        return noise.told(members, len(self.labels), self._counted) >= TOLD  # empty buckets and padding count nothing
 
     @property
     def outcomes(self) -> int:

@@ -1,1 +1,1 @@
-"""What answers for one member: chains over hosted or embedded models, and the label scorer."""
+"""The chains that answer for one member: chains over hosted or embedded models, and the label scorer."""

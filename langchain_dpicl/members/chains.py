@@ -42,7 +42,7 @@ class ModelChoice:
 
     @property
     def is_embedded(self) -> bool:
-        """Whether it runs in this process."""
+        """True if it runs in this process."""
         return self.url is None and (self.name is None or self.name in local.KNOWN_MODELS)
 
     @property

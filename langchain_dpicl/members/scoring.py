@@ -134,8 +134,12 @@ class LabelScorer(Runnable[dict[str, Any], str]):
             if value is not None and (not isinstance(value, str) or not value):
                 raise InvalidParameter(name, value, "a key (a string that is not empty) or None")
         self.llm: BaseChatModel | BaseLLM = llm.model_copy(update={"cache": False, "verbose": False, "callbacks": None})
-        self.prompt, self.calibrate, self.instruction = prompt, bool(calibrate), instruction
-        self.query_key, self.input_key, self.output_key = query_key, input_key, output_key
+        self.prompt = prompt
+        self.calibrate = bool(calibrate)
+        self.instruction = instruction
+        self.query_key = query_key
+        self.input_key = input_key
+        self.output_key = output_key
         self.content_free = texts
 
     @property
@@ -251,7 +255,8 @@ class PublicPrior(Runnable[dict[str, Any], dict[str, float]]):
         alone = isinstance(public_texts, str) or not isinstance(public_texts, Sequence)
         if alone or not public_texts or not all(isinstance(text, str) and text.strip() for text in public_texts):
             raise InvalidParameter("public_texts", type(public_texts).__name__, "a list of texts that are not empty")
-        self.scorer, self.public_texts = copy.copy(scorer), tuple(public_texts)
+        self.scorer = copy.copy(scorer)
+        self.public_texts = tuple(public_texts)
         self.scorer.calibrate = False
         self._usual: list[float] | None = None
         """The geometric mean of each label's scores. Two first queries at once compute the same."""
@@ -321,9 +326,13 @@ def _label_scores(positions: Sequence[Position], labels: Sequence[str]) -> tuple
     """
     known = [_normal(label) for label in labels]
     scores = [0.0] * len(labels)
-    alive, mass, path, tells = frozenset(range(len(labels))), 1.0, b"", False
+    alive = frozenset(range(len(labels)))
+    mass = 1.0
+    path = b""
+    tells = False
     for taken, top in positions:
-        gained, told = [0.0] * len(labels), False
+        gained = [0.0] * len(labels)
+        told = False
         onward: frozenset[int] = frozenset()
         for token, p in top:
             fits = _fitting(path, token, known) & alive
@@ -337,7 +346,9 @@ def _label_scores(positions: Sequence[Position], labels: Sequence[str]) -> tuple
         least = mass * min(p for _, p in top)
         for i in alive:
             scores[i] += gained[i] if i in onward else gained[i] or least
-        path, mass, alive = path + taken, mass * dict(top).get(taken, 0.0), onward
+        path += taken
+        mass *= dict(top).get(taken, 0.0)
+        alive = onward
         if len(alive) < 2:
             break
     else:
