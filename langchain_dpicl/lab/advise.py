@@ -313,10 +313,10 @@ def _write(
         sections["head"] = {"file": "head.npz"}
     else:
         data = os.path.relpath(options.data, Path(options.write).absolute().parent)
-        kind = "label_vote" if choice.method == LABEL_VOTE else "vote"
+        kind = "label-vote" if choice.method == LABEL_VOTE else "vote"
         sections["store"] = {"data": data, **given(options, "input_key", "output_key", "owner_key")}
         sections["release"] = {"kind": kind, "labels": list(names)}
-        sections["selector"] = {"calls": choice.way.eligible if kind == "label_vote" else options.calls}
+        sections["selector"] = {"calls": choice.way.eligible if kind == "label-vote" else options.calls}
         sections["budget"] = {"epsilon": choice.epsilon, "delta": choice.delta, "releases": choice.line.count}
         if choice.way.eligible is not None:
             sections["selector"] |= {"threshold": _threshold(choice, gates), "eligible": choice.way.eligible}

@@ -64,7 +64,7 @@ def test_a_ledger_that_is_lost_comes_back_from_a_backup_with_all_that_was_spent(
     (tmp_path / "keys.yaml").write_text(json.dumps({"alice": hash_of(new_key())}))
     settings = {
         "store": {"file": "store.npz"},
-        "release": {"kind": "label_vote", "labels": ["a", "b"]},
+        "release": {"kind": "label-vote", "labels": ["a", "b"]},
         "selector": {"calls": 20},
         "budget": {"epsilon": 8, "delta": 1e-6, "releases": 100, "ledger": "sqlite:///budget.db"},
         "keys": "keys.yaml",

@@ -233,7 +233,7 @@ def file_of(folder: Path, settings: dict[str, Any]) -> str:
         {},
         {"selector": {"members": 10, "shots": 2}},
         {"selector": {"calls": 20, "filter": {"ward": 1}, "eligible": 20}},
-        {"release": {"kind": "label_vote", "labels": ["Flask", "Porch"], "details": True}},
+        {"release": {"kind": "label-vote", "labels": ["Flask", "Porch"], "details": True}},
         {"budget": {"epsilon": 300, "delta": 1e-5, "releases": 3, "tickets": True, "name": "near"}},
         {"store": {"name": "notes", "input_key": "text", "owner_key": "patient"}},
     ],

@@ -28,6 +28,7 @@ LAYERS: list[set[str]] = [
     {"release"},
     {"decoding", "demo"},
     {"once", "retrieval"},
+    {"spec"},
     {"serving"},
     {"cli"},
     {"lab"},

@@ -78,8 +78,8 @@ def filled(tmp_path: Path) -> Path:
         ({"kind": "median", "low": 2000, "high": 2030}, "in 2021", 2021),
         ({"kind": "median", "low": 0.0, "high": 1.0, "points": 11}, "0.3", 0.3),
         ({"kind": "median", "low": "2026-01-01", "high": "2026-01-31"}, "2026-01-09", "2026-01-09"),
-        ({"kind": "candidate_vote", "candidates": ["go home", "spray"]}, "spray", "spray"),
-        ({"kind": "candidate_vote", "candidates": "public.txt"}, "go home", "go home"),
+        ({"kind": "candidate-vote", "candidates": ["go home", "spray"]}, "spray", "spray"),
+        ({"kind": "candidate-vote", "candidates": "public.txt"}, "go home", "go home"),
         ({"kind": "embedding", "candidates": ["go home", "spray"]}, "spray", "spray"),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_filter_lets_through_whose_record_passes(threshold: float | None, tick
     wards(tmp_path)
     selector = {"calls": 30, "filter": {"ward": {"$gte": 1}}, "eligible": 30}
     selector |= {} if threshold is None else {"threshold": threshold}
-    release = {"kind": "label_vote", "labels": ["a", "b"], "details": True}
+    release = {"kind": "label-vote", "labels": ["a", "b"], "details": True}
     app = served(release, tmp_path, selector=selector, **{"budget.tickets": tickets})
     counts = ask(app, {"input": {"text": "a cough"}}).json()["output"]["answer"]["counts"]
     assert abs(counts["a"]) < 6
@@ -303,9 +303,9 @@ def test_the_pages_configurations_can_be_read(tmp_path: Path) -> None:
         ({"kind": "mean", "low": 0, "high": 9, "points": 3}, "release.mean.points", "not permitted"),
         ({"kind": "mean", "low": True, "high": 9}, "release.mean.low.int", ""),
         ({"kind": "mean", "low": 0, "high": "2026-01-01"}, "release.mean.high", "date"),
-        ({"kind": "candidate_vote", "candidates": ["one"]}, "release.candidate_vote.candidates", "two texts"),
-        ({"kind": "candidate_vote", "candidates": "no.txt"}, "release.candidate_vote.candidates", "readable"),
-        ({"kind": "keywords_joint", "domain": []}, "release.keywords_joint.k", ""),
+        ({"kind": "candidate-vote", "candidates": ["one"]}, "release.candidate-vote.candidates", "two texts"),
+        ({"kind": "candidate-vote", "candidates": "no.txt"}, "release.candidate-vote.candidates", "readable"),
+        ({"kind": "joint-em", "domain": []}, "release.joint-em.k", ""),
         ({"kind": "structured"}, "release.structured.fields", "MODULE:CLASS"),
         ({"kind": "structured", "fields": {"a": {}}}, "release.structured.fields.a", "candidates"),
         ({"kind": "structured", "fields": {"a": {"low": 1}}}, "release.structured.fields.a", "bounds"),

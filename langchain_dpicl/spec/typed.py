@@ -1,7 +1,9 @@
-"""Typed answers of a configuration: a number or a date, and several fields at once."""
+"""Pydantic models in a description: a class beside the file, or fields that are declared."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,39 +12,10 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, create_m
 from pydantic.types import StrictBool, StrictFloat, StrictInt, StrictStr
 
 from langchain_dpicl import local
-from langchain_dpicl.aggregators import Aggregator, CandidateVote, NoisyMean, NoisyMedian, Structured
-from langchain_dpicl.aggregators.fields import Part, spelling
-from langchain_dpicl.aggregators.numbers import Bounded
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.members.chains import Wording
-from langchain_dpicl.serving.kinds import AtTemperature, Count, Lines, TextSection, imported, stand_in
-from langchain_dpicl.serving.sources import Section
+from langchain_dpicl.spec.signatures import Lines, Section
 
 Bound = StrictInt | StrictFloat | date
-
-
-class MeanSection(TextSection):
-    """The mean of the members' numbers or dates, clipped to public bounds."""
-
-    kind: Literal["mean"]
-    low: Bound
-    high: Bound
-    decimal: Literal[".", ","] = "."
-    """The decimal mark of the members' texts."""
-    max_tokens: Count = 20
-
-    def aggregator(self, write: AtTemperature = stand_in) -> Aggregator[Any]:
-        return NoisyMean[Any](self.low, self.high, decimal=self.decimal)
-
-
-class MedianSection(MeanSection):
-    """The median of the members' numbers or dates, on a public grid."""
-
-    kind: Literal["median"]  # type: ignore[assignment]
-    points: Count | None = None
-
-    def aggregator(self, write: AtTemperature = stand_in) -> Aggregator[Any]:
-        return NoisyMedian[Any](self.low, self.high, points=self.points, decimal=self.decimal)
 
 
 class FieldSection(Section):
@@ -82,6 +55,18 @@ class FieldSection(Section):
         return kind | None if self.optional else kind
 
 
+def imported(parameter: str, name: str, folder: Path, what: str = "FUNCTION") -> Any:
+    """Return what ``module:name`` names, beside the description or installed. Raises `InvalidParameter`."""
+    module, _, attribute = name.partition(":")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        bound = f"MODULE:{what} beside the file or installed ({type(error).__name__}: {error})"
+    raise InvalidParameter(parameter, name, bound)
+
+
 def _model_class(given: Any, info: ValidationInfo) -> Any:
     found = imported("model", given, info.context or Path(), "CLASS") if isinstance(given, str) else given
     if isinstance(found, type) and issubclass(found, BaseModel):
@@ -89,45 +74,24 @@ def _model_class(given: Any, info: ValidationInfo) -> Any:
     raise InvalidParameter("model", str(given), "MODULE:CLASS of a pydantic model")
 
 
-class StructuredSection(TextSection):
-    """A typed answer: an instance of a pydantic model, the deployer's own or one of the fields that are declared."""
+class TypedSection(Section):
+    """What a file says about a pydantic model: its class, the deployer's own, or the fields that are declared."""
 
-    kind: Literal["structured"]
     model: Annotated[Any, BeforeValidator(_model_class)] = None
-    """MODULE:CLASS, beside the file or installed."""
+    """MODULE:CLASS of a pydantic model, beside the file or installed."""
     fields: dict[str, FieldSection] = Field(default_factory=dict)
-    """Required without a model; beside one, how its fields are released."""
-    decimal: Literal[".", ","] = "."
-    """The decimal mark of numbers in texts."""
-    max_tokens: Count = 100
+    """Declared fields, each with choices, low and high, or candidates. Beside a model: how its fields are released."""
 
-    @property
-    def outputs(self) -> dict[str, Any]:
-        has_field, unread = self.aggregator().has_field, "no JSON object with a field of the release"
-        return {"label_of": lambda text: text if has_field(text) else None, "unread": unread}
-
-    def aggregator(self, write: AtTemperature = stand_in) -> Structured[Any]:
+    def typed(self) -> dict[str, Any]:
+        """Return the arguments of an aggregator of models. Raises `InvalidParameter`."""
         public = {name: about.candidates for name, about in self.fields.items() if about.candidates is not None}
-        model = self._declared() if self.model is None else self._described()
-        how: dict[str, Any] = {
+        return {
+            "model": self._declared() if self.model is None else self._described(),
             "candidates": public,
             "embeddings": local.local_embeddings() if public else None,
             "means": [name for name, about in self.fields.items() if about.mean],
             "weights": {name: about.weight for name, about in self.fields.items() if about.weight is not None},
-            "decimal": self.decimal,
         }
-        try:
-            return Structured(model, **how)
-        except InvalidParameter as error:
-            name = error.parameter if self.model is not None else error.parameter.replace("model.", "fields.")
-            wrong = InvalidParameter(name, error.value, error.bound)
-        raise wrong
-
-    def asked(self, words: Wording) -> str:
-        if self.instruction is not None:
-            return self.instruction
-        shown = [f'"{part.keys[0]}": {_values_of(part)}' for part in self.aggregator().parts]
-        return f"{words.asked} as JSON: {{{', '.join(shown)}}}"
 
     def _declared(self) -> type[BaseModel]:
         if not self.fields:
@@ -152,14 +116,3 @@ class StructuredSection(TextSection):
                 )
         made: type[BaseModel] = self.model
         return made
-
-
-def _values_of(part: Part) -> str:
-    """What a field of a structured answer may hold, in words."""
-    if isinstance(part.reader, CandidateVote):
-        shown = "a text"
-    elif isinstance(part.reader, Bounded):
-        shown = f"{part.reader.low} to {part.reader.high}"
-    else:
-        shown = " or ".join(spelling(value) for value in part.values if value is not None)
-    return f"{shown} or null" if part.optional else shown

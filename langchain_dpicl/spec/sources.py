@@ -1,29 +1,25 @@
-"""Where a configuration's examples come from, or its head: the sections ``store`` and ``head``."""
+"""What a description is made over: the sections ``store``, ``head`` and ``model``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from langchain_core.language_models import BaseLanguageModel
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.members.chains import ModelChoice
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.private import notes
+from langchain_dpicl.spec.signatures import Count, Section
 from langchain_dpicl.store import sql
 from langchain_dpicl.store.tables import check_name
 
 if TYPE_CHECKING:
     from langchain_dpicl.store.maintenance import LiveStore
-
-
-class Section(BaseModel):
-    """A section of a configuration. It refuses what it does not know, and shows no value in its errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 _ADDRESS = "postgresql://user@host/database"
@@ -33,6 +29,18 @@ def _postgresql(url: str | None) -> str | None:
     if url is not None and sql.parse(url, "url", _ADDRESS).drivername != "postgresql+psycopg":
         raise InvalidParameter("url", "(not shown)", f'an address of PostgreSQL such as "{_ADDRESS}"')
     return url
+
+
+def _time_limit(value: Any) -> Any:
+    if value in ("auto", None) or (type(value) in (int, float) and 0 < value < float("inf")):
+        return value
+    raise ValueError("auto, a number of seconds > 0, or nothing at all")
+
+
+def _one_address(value: Any) -> Any:
+    if isinstance(value, list):
+        raise ValueError("one address: several servers of a model stand behind one proxy (see the operations page)")
+    return value
 
 
 def _collection(name: str) -> str:
@@ -137,3 +145,24 @@ class HeadSection(Section):
             names = {"path": "head.file", "embeddings": "head.embeddings", "llm": "model"}
             wrong = InvalidParameter(names.get(error.parameter, error.parameter), error.value, error.bound)
         raise wrong
+
+
+class ModelSection(Section):
+    """An embedded model (by name), or one on an OpenAI-compatible server. Its key is read from the environment.
+
+    Beside a head: the model of its label scores, if it looks at any. For ``documents``: an embedded model, a GGUF file,
+    a folder of `save_pretrained`, or a server that shows every token's log-probability.
+    """
+
+    name: str | None = None
+    url: Annotated[str | None, BeforeValidator(_one_address)] = Field(default=None, repr=False)
+    api_key_env: str = "OPENAI_API_KEY"
+    max_concurrency: Count | None = None
+    """How many calls of one answer run at once: not more than the server answers at once."""
+    timeout: Annotated[Any, AfterValidator(_time_limit)] = "auto"
+    """Seconds that one call may take before its member abstains."""
+
+    @cached_property
+    def choice(self) -> ModelChoice:
+        """The model. Raises `InvalidParameter`, under the file's names."""
+        return ModelChoice(self.name, self.url, self.api_key_env)

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from langchain_dpicl.spec.releases import DOCUMENTS, RENAMED, SECTIONS
+
 _FILES = {"store": ("file", "data"), "head": ("file",)}
 """The fields that name a file which must be there."""
 
@@ -32,9 +34,13 @@ def conflicts(values: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, st
             yield "", "leave out server.input_key: the head's file has it"
         for limit in sorted({"max_concurrency", "timeout"} & parts["model"].keys()):
             yield "", f"leave out model.{limit}: no member is called beside a head"
-    if parts["release"].get("kind") == "label_vote" and "model" in given:
-        yield "", "leave out model: a label_vote asks none"
-    if parts["release"].get("kind") == "documents":
+    kind = parts["release"].get("kind")
+    if kind in RENAMED:
+        yield "release.kind", renamed(kind)
+    needs_no_model = kind in SECTIONS and SECTIONS[kind].task == "none"
+    if needs_no_model and "model" in given and not isinstance(parts["release"].get("prior"), str | list):
+        yield "", f"leave out model: a {kind} asks none"
+    if kind == DOCUMENTS:
         yield from _of_documents(parts)
     if parts["budget"].get("tickets") is True and {"threshold", "filter"}.isdisjoint(parts["selector"]):
         yield "", "budget.tickets needs selector.threshold (-1 makes every owner eligible) or filter, and eligible"
@@ -45,6 +51,12 @@ def conflicts(values: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, st
                 continue  # it keeps the embeddings of the data, and is made at first
             if isinstance(name, str) and not (folder / Path(name)).exists():
                 yield f"{section}.{field}", f"there is no {name!r} (paths are relative to the configuration)"
+
+
+def renamed(kind: str) -> str:
+    """Say which name a kind has now."""
+    more = " with scores: true" if kind == "scores" else ""
+    return f'"{kind}" is now "{RENAMED[kind]}"{more}; dpicl upgrade FILE rewrites it'
 
 
 def _of_documents(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,174 @@
+"""A whole description: store, model, release, selector and budget, or a head, or a chain of the deployer's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from langchain_core.runnables import Runnable
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model, model_validator
+
+from langchain_dpicl.budget import PrivacyBudget
+from langchain_dpicl.budget.terms import Replay
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.selection import PoissonExampleSelector
+from langchain_dpicl.spec.conflicts import conflicts
+from langchain_dpicl.spec.releases import RENAMED, AnyRelease, DocumentsSection
+from langchain_dpicl.spec.signatures import Count, Section, section_from
+from langchain_dpicl.spec.sources import HeadSection, ModelSection, StoreSection
+from langchain_dpicl.spec.typed import imported
+from langchain_dpicl.store.filters import MetadataFilter
+
+MEMBERS = 20
+"""Parallel calls, unless a description says how many."""
+
+
+def _read_filter(given: Any) -> Any:
+    """See that it is a filter. What the file says is kept: the selector reads it again."""
+    if given is not None:
+        MetadataFilter.parse(given)
+    return given
+
+
+@section_from(PoissonExampleSelector, leave_out=("nearest_to",))
+class SelectorSection(Section):
+    """Members whose examples owners share, or calls of one owner each; the rate; and the relevance gate."""
+
+    threshold: Annotated[float, Field(strict=True, ge=-1, le=1)] | None = None
+    """The least similarity of an owner's best example to a question, for the owner to take part. Public."""
+    filter: Annotated[Any, AfterValidator(_read_filter)] = None
+    """Which examples count, by their metadata (`store.filters`). Public."""
+    eligible: Count | None = None
+    """How many owners a typical question finds that near, and with an example that passes the filter. A public
+    estimate, never a count of the store's."""
+    count_empty: bool = False
+    """Whether the answers of members without examples count."""
+
+    @model_validator(mode="after")
+    def _check(self) -> SelectorSection:
+        if (self.threshold is None and self.filter is None) != (self.eligible is None):
+            raise ValueError("eligible (a public estimate of the owners let through) goes with a threshold or a filter")
+        return self
+
+    def over(self, store: Any, is_near: bool) -> PoissonExampleSelector:
+        """Make the selector. ``is_near``: near exemplars are looked for also without a threshold."""
+        given = self.model_dump(exclude_none=True, exclude={"count_empty"})
+        if "calls" not in given:
+            given.setdefault("members", MEMBERS)
+        if is_near or self.threshold is not None:
+            given["nearest_to"] = store.input_key
+        return PoissonExampleSelector(store, **given)
+
+
+@section_from(PrivacyBudget)
+class BudgetSection(Section):
+    """The guarantee, and the ledger that enforces it.
+
+    With ``tickets`` each owner pays for itself: ``releases`` is the number of answers that one owner takes part in at
+    most, and there is no last answer. The default of ``replay`` is "principal", although `PrivacyBudget` has True: the
+    holders of a server's keys are not meant to learn each other's questions (`PrivacyBudget` says what each choice
+    shows).
+    """
+
+    # Bounds stand here too: a budget is made when its ledger is opened, long after all mistakes are told.
+    epsilon: Annotated[float, Field(gt=0)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    releases: Annotated[int, Field(ge=1)]
+    ledger: str = Field("sqlite:///dpicl-budget.db", repr=False)
+    witness: str | None = Field(None, repr=False)
+    """A path or a database URL; None: beside the ledger."""
+    replay: Replay = "principal"
+    replay_patience: Annotated[float, Field(ge=0)] = 300.0
+
+    @model_validator(mode="after")
+    def _check(self) -> BudgetSection:
+        given: Any = self
+        if given.tickets and given.soft_limit is not None:
+            raise ValueError("leave out soft_limit if tickets is true: there is no last answer to be near to")
+        return self
+
+    def open(self, folder: Path) -> PrivacyBudget:
+        """Open the ledger. Paths, a SQLite URL's too, are relative to the folder."""
+        promised = self.model_dump()
+        for name in ("ledger", "witness", "key_file"):
+            promised[name] = _place(folder, promised[name])
+        return PrivacyBudget(**promised)
+
+
+def _place(folder: Path, given: str | None) -> str | None:
+    if given is None or "://" not in given:
+        return given and str(folder / given)
+    path = given.removeprefix("sqlite:///")
+    return given if path == given or path.startswith((":", "file:")) else f"sqlite:///{folder / path}"
+
+
+class Spec(Section):
+    """A whole description. Make one with `checked`. Paths are relative to its ``folder``."""
+
+    chain: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
+    """MODULE:FUNCTION that returns a chain of the deployer's own."""
+    head: HeadSection | None = None
+    store: StoreSection | None = None
+    model: ModelSection = ModelSection()
+    release: AnyRelease | None = None
+    selector: SelectorSection = SelectorSection()
+    budget: BudgetSection | None = None
+    folder: Path = Field(default=Path(), exclude=True)
+
+    def build(self) -> Runnable[Any, Any]:
+        """Return the chain, with its store and ledger opened. Charges and freezes nothing."""
+        if self.chain is not None:
+            made = imported("chain", self.chain, self.folder)()
+            if not isinstance(made, Runnable):
+                raise InvalidParameter("chain", self.chain, "a function without arguments that returns the chain")
+            return made
+        if self.head is not None:
+            return self.head.load(self.folder, self.model.choice.load() if "model" in self.model_fields_set else None)
+        assert self.store is not None
+        assert self.release is not None
+        assert self.budget is not None
+        section = self.store.model_copy(update={"output_key": None}) if self.is_of_documents else self.store
+        store = section.open(self.folder, self.release.outputs)
+        fields: Any = {store.input_key: (Annotated[str, Field(min_length=1)], ...)}
+        question = create_model("Question", __config__=ConfigDict(extra="forbid"), **fields)
+        release: Runnable[Any, Any] = self.over(store, partial(self.budget.open, self.folder))
+        return release.with_types(input_type=question)
+
+    def over(self, store: Any, open_budget: Callable[[], PrivacyBudget]) -> Any:
+        """Return the release over a store. A selector that cannot be made is refused before any ledger."""
+        assert self.release is not None
+        selector = self.selector.over(store, self.is_of_documents)
+        return self.release.over(selector, open_budget(), self.model, self.folder, self.selector.count_empty)
+
+    @property
+    def is_of_documents(self) -> bool:
+        """Whether the store's texts have no outputs, and are looked for near to the question also without a gate."""
+        return isinstance(self.release, DocumentsSection)
+
+
+M = TypeVar("M", bound=Spec)
+
+
+def checked(made_by: type[M], values: Mapping[str, Any], folder: Path) -> tuple[M | None, list[tuple[str, str]]]:
+    """Return the description, or None with all mistakes: of each its place, and words that show no value."""
+    mistakes = list(conflicts(values, folder))
+    release = values.get("release")
+    if isinstance(release, Mapping) and release.get("kind") in RENAMED:  # its other mistakes are told, too
+        values = {**values, "release": {**release, "kind": RENAMED[release["kind"]]}}
+    try:
+        made = made_by.model_validate({**values, "folder": folder}, context=folder)
+    except ValidationError as error:
+        return None, [*map(_told, error.errors(include_input=False, include_url=False)), *mistakes]
+    return (None if mistakes else made), mistakes
+
+
+def _told(fault: Any) -> tuple[str, str]:
+    """A mistake as its field and words: of an `InvalidParameter` what is allowed, and no value."""
+    field, cause = ".".join(map(str, fault["loc"])), fault.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidParameter):
+        own = cause.parameter == fault["loc"][-1]
+        return field if own else f"{field}.{cause.parameter}", cause.bound
+    return field, re.sub(r"^Value error, ", "", fault["msg"])

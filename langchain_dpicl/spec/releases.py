@@ -1,0 +1,258 @@
+"""The kinds of release in a description: the section ``release``, one for each of `aggregators.KINDS`, and documents.
+
+A kind's section has the parameters of its constructor, and those of its members' task. It is checked by making its
+aggregator when it is read, so that the aggregator's own bounds are among the mistakes that are told at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_type_hints
+
+from langchain_core.runnables import Runnable, RunnableLambda
+from pydantic import Field, create_model, model_validator
+
+from langchain_dpicl import local
+from langchain_dpicl.aggregators import KINDS, Aggregator
+from langchain_dpicl.aggregators.base import MembersTask
+from langchain_dpicl.decoding import documents
+from langchain_dpicl.decoding.sampler import DPSampler
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.members.chains import ModelChoice, Wording, label_member
+from langchain_dpicl.release.ensemble import PrivateEnsemble
+from langchain_dpicl.release.sealed import DPAggregate
+from langchain_dpicl.spec.signatures import Count, Section, fields_of, from_lines, is_model_class, section_from
+from langchain_dpicl.spec.sources import ModelSection
+from langchain_dpicl.spec.typed import TypedSection
+
+Chain = Runnable[Any, Any]
+
+DOCUMENTS = "documents"
+
+
+class ReleaseSection(Section):
+    """One kind of release."""
+
+    kind: str
+    task: ClassVar[MembersTask | None] = None
+
+    @property
+    def outputs(self) -> Mapping[str, Any]:
+        """What the examples' outputs have to be: ``label_of`` and ``unread`` of `check_file`."""
+        return {}
+
+    def check(self) -> None:
+        """Raise `InvalidParameter` for settings of which no release can be made."""
+
+    def over(self, selector: Any, budget: Any, model: ModelSection, folder: Path, count_empty: bool) -> Any:
+        """Make the release."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.check()
+        return self
+
+
+class AggregatorSection(ReleaseSection):
+    """A release by an aggregator, from an ensemble. Of a kind without members, whose owners' outputs are read."""
+
+    made_by: ClassVar[type[Aggregator[Any]]]
+    own: ClassVar[tuple[str, ...]] = ()
+    """Parameters that a section writes out itself, in another form."""
+
+    def given(self) -> dict[str, Any]:
+        """Return the constructor's arguments, as they are given."""
+        names = inspect.signature(self.made_by.constructor()).parameters.keys() & type(self).model_fields.keys()
+        return {name: getattr(self, name) for name in names}
+
+    def aggregator(self, chain: Callable[[str], Chain] = lambda name: RunnableLambda(str)) -> Aggregator[Any]:
+        """Make the aggregator. ``chain`` makes the public chain that a parameter stands for. Raises
+        `InvalidParameter`."""
+        given = self.given()
+        needs = inspect.signature(self.made_by.constructor()).parameters
+        if "embeddings" in needs:
+            given.setdefault("embeddings", local.local_embeddings())
+        if "candidates" in given and given["candidates"] is None:
+            given["candidates"] = chain("candidates")
+        if isinstance(given.get("prior"), list):
+            given["prior"] = chain("prior")
+        made: Aggregator[Any] = self.made_by.constructor()(**given)
+        return made
+
+    def check(self) -> None:
+        self.aggregator()
+
+    @property
+    def outputs(self) -> Mapping[str, Any]:
+        return self.aggregator().outputs
+
+    def member(self, model: ModelChoice, words: Wording) -> Any:
+        """Make the member; None if none is called."""
+
+    def chain(self, model: ModelChoice, words: Wording, name: str) -> Chain:
+        """Make the public chain that a parameter stands for: the model's scores, set right by public texts."""
+        labels: list[str] = self.labels  # type: ignore[attr-defined]
+        scorer = self.member(model, words) or label_member(model, labels, words.input_key)
+        return scorer.prior(self.prior)  # type: ignore[attr-defined]
+
+    def parts(self, model: ModelChoice, words: Wording) -> tuple[Any, Aggregator[Any]]:
+        """Make the member and the aggregator."""
+        return self.member(model, words), self.aggregator(partial(self.chain, model, words))
+
+    def over(self, selector: Any, budget: Any, model: ModelSection, folder: Path, count_empty: bool) -> Any:
+        store = selector.store
+        member, aggregator = self.parts(model.choice, Wording(store.input_key, store.output_key or "output"))
+        how = model.model_dump(include={"max_concurrency", "timeout"}) | {"count_empty": count_empty}
+        return PrivateEnsemble(selector, member, **how) | DPAggregate(aggregator, budget, return_receipt=True)
+
+
+class ChosenSection(AggregatorSection):
+    """A kind whose members choose a label."""
+
+    instruction: str | None = None
+    """The members' task, without a full stop. Default: the usual words."""
+    content_free: str | list[str] | None = None
+    """A text that says nothing, or several, by which the model's leaning to a label is set right."""
+
+    def member(self, model: ModelChoice, words: Wording) -> Any:
+        given = self.model_dump(include={"instruction", "content_free"}, exclude_none=True)
+        return label_member(model, self.labels, words.input_key, **given)  # type: ignore[attr-defined]
+
+
+class WrittenSection(AggregatorSection):
+    """A kind whose members write."""
+
+    instruction: str | None = None
+    """The members' task, without a full stop. Default: the usual words."""
+    max_tokens: Count = Aggregator.max_tokens
+    """The limit of what a member writes."""
+
+    def _writer(self, model: ModelChoice, words: Wording, temperature: float) -> Chain:
+        asked = self.instruction or self.aggregator().asked(words.asked)
+        written = model.load(max_tokens=self.max_tokens, temperature=temperature)
+        return replace(words, instruction=asked).member(written)
+
+    def member(self, model: ModelChoice, words: Wording) -> Any:
+        return self._writer(model, words, 0.0)
+
+    def chain(self, model: ModelChoice, words: Wording, name: str) -> Chain:
+        return self._writer(model, words, 0.9)
+
+
+class StructuredSection(TypedSection, WrittenSection):
+    """A kind that releases instances of a pydantic model."""
+
+    own = ("candidates", "means", "weights")
+
+    def given(self) -> dict[str, Any]:
+        return {**super().given(), **self.typed()}
+
+    def aggregator(self, chain: Callable[[str], Chain] = lambda name: RunnableLambda(str)) -> Aggregator[Any]:
+        try:
+            return super().aggregator(chain)
+        except InvalidParameter as error:
+            name = error.parameter if self.model is not None else error.parameter.replace("model.", "fields.")
+            wrong = InvalidParameter(name, error.value, error.bound)
+        raise wrong
+
+
+@section_from(
+    DPSampler.over_documents,
+    DPSampler,
+    # A sampler is made after its budget's ledger is opened: what can be known before is told with all other mistakes.
+    bounds={
+        **dict.fromkeys(("question_tokens", "max_tokens", "top_k", "slots"), Field(strict=True, ge=1)),
+        "min_tokens": Field(strict=True, ge=0),
+        "shots": Field(gt=0, le=1e6),
+        "temperature": Field(ge=0.01, le=100),
+        "cap": Field(ge=0, le=100),
+    },
+    leave_out=("line", "return_receipt"),
+)
+class DocumentsSection(ReleaseSection):
+    """A text that is written token by token from the documents near to the question: `DPSampler.over_documents`.
+
+    The budget's ``releases`` are tokens.
+    """
+
+    kind: Literal["documents"]
+    instruction: str = ""
+    """Stands before the question."""
+    question_tokens: Annotated[Count, Field()] = 64
+    """For how long a question a document leaves room."""
+    end: list[str] | None = None
+    """The end tokens of a model on a server, such as "</s>"."""
+
+    def check(self) -> None:
+        given: Any = self
+        if given.min_tokens > given.max_tokens:
+            raise InvalidParameter("min_tokens", given.min_tokens, "at most max_tokens")
+        if given.slots is not None and not given.pad:
+            raise InvalidParameter("slots", given.slots, "left out if pad is false")
+
+    def over(self, selector: Any, budget: Any, model: ModelSection, folder: Path, count_empty: bool) -> Any:
+        logits = documents.logits_of(model.choice, folder, self.end or [])
+        settings = self.model_dump(exclude={"kind", "end"}, exclude_none=True)
+        return DPSampler.over_documents(logits, selector, budget, return_receipt=True, **settings)
+
+
+_TASKS: dict[MembersTask, type[AggregatorSection]] = {
+    "none": AggregatorSection,
+    "choose": ChosenSection,
+    "write": WrittenSection,
+}
+_BY_HAND: dict[str, Any] = {
+    "n_candidates": (Count, 20),  # each is a call of the model before every answer
+    "release": None,  # an answer is a text here, not a vector
+}
+
+
+def section_of(made_by: type[Aggregator[Any]]) -> type[AggregatorSection]:
+    """Return the section of a kind."""
+    constructor = made_by.constructor()
+    hints = get_type_hints(constructor.__init__ if isinstance(constructor, type) else constructor)  # type: ignore[misc]
+    base = StructuredSection if any(map(is_model_class, hints.values())) else _TASKS[made_by.task]
+    fields: dict[str, Any] = {"kind": (Literal[made_by.kind], ...)}
+    for name, (kind, field) in fields_of(constructor).items():
+        if name in _BY_HAND:
+            if (own := _BY_HAND[name]) is None:
+                continue
+            kind, field = own[0], Field(own[1], description=field.description)
+        if name == "prior":  # a chain that a file can name: the model's scores, set right by public texts
+            kind = from_lines(kind | list[str])
+        if name not in base.own:
+            fields[name] = kind, field
+    if made_by.task == "write":
+        usual = base.model_fields["max_tokens"].description
+        fields["max_tokens"] = Count, Field(made_by.max_tokens, description=usual)
+    about: dict[str, Any] = {"__base__": base, "__module__": __name__, "__doc__": made_by.__doc__}
+    made: type[AggregatorSection] = create_model(f"{made_by.__name__.lstrip('_')}Section", **about, **fields)
+    made.made_by, made.task = made_by, made_by.task
+    return made
+
+
+SECTIONS: dict[str, type[ReleaseSection]] = {kind: section_of(made_by) for kind, made_by in KINDS.items()}
+SECTIONS[DOCUMENTS] = DocumentsSection
+"""The section of each kind."""
+
+RENAMED = {
+    "label_vote": "label-vote",
+    "candidate_vote": "candidate-vote",
+    "keywords_joint": "joint-em",
+    "keywords-joint": "joint-em",
+    "keywords_ptr": "ptr",
+    "keywords-ptr": "ptr",
+    "scores": "vote",
+    "label": "vote",
+}
+"""Earlier names of kinds, in files and on the command line."""
+
+if TYPE_CHECKING:
+    AnyRelease = ReleaseSection
+else:
+    AnyRelease = Annotated[Union[tuple(SECTIONS.values())], Field(discriminator="kind")]  # noqa: UP007
