@@ -109,6 +109,17 @@ def check_apart(options: argparse.Namespace, *names: str) -> None:
             raise InvalidParameter(f"--{name}", path, "another file than --data: its records are private")
 
 
+READING = ("delimiter", "encoding", "skip_bad")
+"""What `add_reading` declares."""
+
+
+def check_only(options: argparse.Namespace, used: set[str], instead: str) -> None:
+    """Refuse every option but the ``used`` ones. ``instead``: the option that takes their place."""
+    for name, usual in vars(parse([options.command])).items():
+        if name not in {*used, "json", "answered"} and (value := getattr(options, name)) != usual:
+            raise InvalidParameter(f"--{name.replace('_', '-')}", value, f"left out with {instead}")
+
+
 def holds_records(path: str) -> bool:
     """Whether a public file has records, by its name; otherwise it has one text a line."""
     from langchain_dpicl.store.datafile import ENDINGS

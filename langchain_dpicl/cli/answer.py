@@ -6,28 +6,26 @@ import argparse
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_dpicl.cli import (
-    add_calls,
+    READING,
     add_model,
     add_private_data,
     add_run,
     add_store,
-    calls_of,
-    check_apart,
+    check_only,
     chosen,
     given,
     holds_records,
-    model_of,
     show,
 )
 from langchain_dpicl.cli.data import keys_of, notes_of, private_store, read_file
 from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
 
 if TYPE_CHECKING:
-    from langchain_dpicl import NoisyVote
-    from langchain_dpicl.members.chains import ModelChoice
+    from langchain_dpicl import PrivateHead
+    from langchain_dpicl.cli.session import Session
     from langchain_dpicl.privacy import PrivacyPlan
 
 
@@ -44,123 +42,116 @@ def answer_options(parser: Any) -> None:
       dpicl answer --data reviews.csv --labels negative,positive --epsilon 1 --test held-out.csv
       dpicl answer --data notes.jsonl --mode embedding --epsilon 3 --output-key note --question "Patient: I cough"
       dpicl answer --mode head --head head.npz --test held-out.csv
+      dpicl answer --config server.yaml --question "My card was charged twice"
+
+    --config asks what `dpicl serve` would answer, from the same store and on the same budget.
     """
+    from langchain_dpicl.cli.kinds import add_kinds
+
     add_run(parser, answer)
+    parser.add_argument("--config", metavar="FILE", help="a server's file, instead of all options but the questions'")
+    parser.add_argument("--caller", metavar="NAME", help="with --config: the caller who asks (default: anonymous)")
     add_private_data(parser, "text", "label", required=False)
     add_store(parser)
     parser.add_argument("--head", metavar="FILE", help="what `dpicl fit` has written (mode head: nothing is charged)")
-    modes = ("label", "label-vote", "embedding", "keywords-joint", "keywords-ptr", "head")
-    kinds = "the kind of answer (default label; label-vote: owners near to the question vote, without a model)"
-    parser.add_argument("--mode", choices=modes, default="label", help=kinds)
-    parser.add_argument("--labels", help="the public list of labels, separated by commas (modes label, label-vote)")
-    prior = "zero_shot, or a file of public texts, one a line, that calibrate the model's zero-shot scores"
-    parser.add_argument("--prior", metavar="FILE", help=f"a public opinion where votes are few: {prior}")
-    parser.add_argument("--details", action="store_true", help="release confidence and noisy counts beside the label")
     parser.add_argument("--releases", type=int, default=1000, help="how many answers the budget is for (default 1000)")
+    parser.add_argument("--tickets", action="store_true", help="--releases counts each owner's, not the questions")
+    parser.add_argument("--accept-noise", action="store_true", help="go on even if the plan is all noise")
     parser.add_argument("--question", action="append", default=[], help="a text to answer; may be repeated")
     parser.add_argument("--test", help="a file with the right answers: prints scores, beside what is NOT private")
     parser.add_argument("--held-out", type=int, default=0, help="keep this many owners of --data out, as the test")
     parser.add_argument("--limit", type=int, help="use only the first N test records")
     parser.add_argument("--compare", action="store_true", help="show answers that are NOT private beside --question's")
-    add_calls(parser, members=20)
-    gate = parser.add_argument_group("the relevance gate")
-    near = "least similarity of an owner's best example to the question, from -1 to 1; a public number"
-    gate.add_argument("--threshold", type=float, help=near)
-    gate.add_argument("--eligible", type=int, help="owners that a question finds near enough: a public estimate")
-    gate.add_argument("--tickets", action="store_true", help="--releases counts each owner's, not the questions")
     add_model(parser, "the usual one")
-    texts = parser.add_argument_group("texts instead of labels")
-    texts.add_argument("--instruction", help="the model's task, without a full stop")
-    texts.add_argument("--k", help="how many keywords; for keywords-ptr also a range such as 5-10")
-    texts.add_argument("--domain", help="a file with the words that keywords-joint may release (default: the question)")
-    texts.add_argument("--candidates", help="a file with public sentences for embedding, one a line (default: written)")
-    texts.add_argument("--n-candidates", type=int, default=20, help="zero-shot sentences to write (default 20)")
-    texts.add_argument("--max-tokens", type=int, default=60, help="length of an answer (default 60)")
+    add_kinds(parser)
 
 
 def answer(options: argparse.Namespace) -> int:
     """Answer the questions, then the test."""
-    from langchain_dpicl import PoissonExampleSelector
-    from langchain_dpicl.cli.session import known_answers, label_session, open_budget, text_session
-    from langchain_dpicl.release.advice import poor_plan
+    from langchain_dpicl.cli.kinds import spec_of
+    from langchain_dpicl.cli.session import Session, known_answers, open_budget, writer
 
     if options.limit is not None and options.limit < 1:
         raise InvalidParameter("--limit", options.limit, "at least 1")
+    if options.config:
+        return _answer_as_served(options)
     if options.mode == "head":
         from langchain_dpicl.cli.head import answer_by_head
 
         return answer_by_head(options)
     for name in ("data", "epsilon"):
         if getattr(options, name) is None:
-            raise InvalidParameter(f"--{name}", None, "given, except with --mode head")
-    if options.head:
-        raise InvalidParameter("--head", options.head, "left out, or --mode head")
-    choice = model_of(options)
-    is_vote = options.mode in ("label", "label-vote")
-    if is_vote and not options.labels:
-        raise InvalidParameter("--labels", None, "the labels, separated by commas, or another --mode")
-    for name in ("prior", "details"):
-        if not is_vote and getattr(options, name):
-            raise InvalidParameter(f"--{name}", getattr(options, name), "left out, or --mode label")
-    if options.mode == "label-vote" and None in (options.threshold, options.eligible):
-        raise InvalidParameter("--threshold", options.threshold, "given with --eligible: who is near has a vote")
-    labels = [label.strip() for label in options.labels.split(",")] if is_vote else None
+            raise InvalidParameter(f"--{name}", None, "given, except with --mode head and --config")
+    for name, instead in (("head", "--mode head"), ("caller", "--config")):
+        if getattr(options, name):
+            raise InvalidParameter(f"--{name}", getattr(options, name), f"left out, or {instead}")
+    settings = spec_of(options)
     if options.store is not None and options.held_out > 0:
         raise InvalidParameter("--held-out", options.held_out, "0 with --store, which keeps all of --data: use --test")
-    keys = keys_of(options)
-    records, tests = read_file(options, options.data, keys, labels, is_private=True), []
+    if settings.is_of_documents:
+        options.output_key = ""
+    assert settings.release is not None
+    keys, outputs = keys_of(options), settings.release.outputs
+    records, tests = read_file(options, options.data, keys, is_private=True, **outputs), []
     if options.held_out > 0:  # the last owners of the file: the same ones in every run
         owner_of = [i if options.owner_key is None else row.get(options.owner_key) for i, row in enumerate(records)]
         last = set(list(dict.fromkeys(reversed(owner_of)))[: options.held_out])
         tests = [row for owner, row in zip(owner_of, records, strict=True) if owner in last]
         records = [row for owner, row in zip(owner_of, records, strict=True) if owner not in last]
     if options.test:
-        tests = read_file(options, options.test, keys._replace(owner_key=None), labels)
+        tests = read_file(options, options.test, keys._replace(owner_key=None), **outputs)
     if not options.question and not tests:
         raise InvalidParameter("--question", None, "at least one --question, or --test FILE, or --held-out N")
     store = private_store(options, records)
     own = {"tickets": options.tickets, "accept_noise": options.accept_noise}
-    budget = open_budget(options, store, lambda _: options.releases, **own)
-    shape = {**calls_of(options, members=20), **given(options, "shots", "threshold", "eligible")}
-    if options.threshold is not None:
-        shape["nearest_to"] = options.input_key
-    if options.mode == "label-vote" and options.members is None and options.calls is None:
-        shape.pop("members")
-        shape["calls"] = options.eligible  # a vote costs no call
-    selector = PoissonExampleSelector(store, **shape)
-    known = known_answers(tests, options, labels)
-    if labels is None:
-        session = text_session(options, budget, selector, choice)
-    else:
-        session = label_session(options, budget, selector, *_vote(options, choice, labels))
-    line = session.chain.line()
-    session.say(f"{store!r}; {budget!r}")
-    calls = (
-        f"{selector.members} calls" if selector.calls is None else f"about {selector.calls:g} calls of one owner each"
-    )
-    calls = calls if options.mode != "label-vote" else "the labels of owners near to the question, no calls"
+    release = settings.over(store, lambda: open_budget(options, store, lambda _: options.releases, **own))
+    return _asked(Session(release, options, writer(settings, store)), known_answers(tests, keys, outputs))
+
+
+def _asked(session: Session, known: list[tuple[str, str]]) -> int:
+    """Say what an answer is made of; ask the questions, then the test."""
+    from langchain_dpicl.release.advice import poor_plan
+
+    options, release = session.options, session.release
+    selector, budget, line = release.selector, release.budget, release.line()
+    session.say(f"{release.store!r}; {budget!r}")
+    calls = f"about {selector.calls:g} calls of one owner each" if selector.calls else f"{selector.members} calls"
+    if getattr(getattr(release, "aggregator", None), "task", None) == "none":
+        calls = "the labels of owners near to the question, no calls"
     session.say(f"each answer: {calls}, rate {line.rate:.4g}; released: {line.plan_line.describe()}")
-    if warning := poor_plan(session.chain, line.plan_line):
+    if warning := poor_plan(release, line.plan_line):
         session.say(f"warning: {warning}")
     session.ask(options.question, compared=options.compare)
     session.test(known[: options.limit])
-    noise = {"parameter" if labels is None else line.plan_line.family.parameter: line.parameter}
+    noise = dict.fromkeys(("parameter", line.plan_line.family.parameter), line.parameter)
     facts = {"mechanism": line.mechanism, "members": selector.members, "calls": selector.calls, "warning": warning}
     return session.finish(epsilon=budget.epsilon, delta=budget.delta, rate=line.rate, **facts, **noise)
 
 
-def _vote(options: argparse.Namespace, choice: ModelChoice, labels: list[str]) -> tuple[Any, NoisyVote]:
-    """The member (None for the owners' own labels), and the vote with its prior."""
-    from langchain_dpicl import LabelVote, NoisyVote
-    from langchain_dpicl.members.chains import label_member, read_lines
+def _answer_as_served(options: argparse.Namespace) -> int:
+    """Ask what a server's file describes, as its caller."""
+    from langchain_dpicl.cli.head import answer_by_head
+    from langchain_dpicl.cli.session import Session, known_answers
+    from langchain_dpicl.release.base import releases_in
+    from langchain_dpicl.release.transaction import acting_for
+    from langchain_dpicl.serving.config import read
+    from langchain_dpicl.store.records import RecordKeys
 
-    member = label_member(choice, labels, options.input_key) if options.mode == "label" else None
-    prior = options.prior
-    if prior not in (None, "zero_shot"):
-        check_apart(options, "prior")
-        texts, scorer = read_lines("--prior", prior), member or label_member(choice, labels, options.input_key)
-        prior = scorer.prior(texts)
-    return member, (NoisyVote if options.mode == "label" else LabelVote)(labels, prior=prior, details=options.details)
+    check_only(options, {"config", "caller", "question", "test", "limit", "compare", *READING}, "--config")
+    if not options.question and not options.test:
+        raise InvalidParameter("--question", None, "at least one --question, or --test FILE")
+    settings = read(options.config)
+    if settings.chain is not None:
+        raise InvalidParameter("--config", options.config, "a file with a release or a head, not a chain of your own")
+    made = settings.build()
+    if settings.head is not None:
+        return answer_by_head(options, cast("PrivateHead", made))
+    assert settings.release is not None
+    (release,) = releases_in(made)
+    keys, outputs = RecordKeys(release.store.input_key, release.store.output_key, None), settings.release.outputs
+    tests = read_file(options, options.test, keys, **outputs) if options.test else []
+    with acting_for(options.caller or "anonymous"):
+        return _asked(Session(release, options), known_answers(tests, keys, outputs))
 
 
 def synthesize_options(parser: Any) -> None:

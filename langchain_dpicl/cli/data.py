@@ -44,27 +44,34 @@ def read_file(
     labels: list[str] | None = None,
     *,
     is_private: bool = False,
+    **outputs: Any,
 ) -> list[dict[str, Any]]:
     """The records that can be used. What their owner should know is told on stderr, of private ones if it is asked for.
 
     Without ``--private-notes`` nothing that is told follows the private records.
     """
-    checked = checked_file(options, path, keys, labels, is_private=is_private)
+    checked = checked_file(options, path, keys, labels, is_private=is_private, **outputs)
     if is_private and options.skip_bad:
         tell(options, f"{path!r}: records that cannot be used are left out; --private-notes or check-data counts them")
     return checked.usable(options.skip_bad, partial(note if is_private else tell, options))
 
 
 def checked_file(
-    options: argparse.Namespace, path: str, keys: RecordKeys, labels: list[str] | None, *, is_private: bool = True
+    options: argparse.Namespace,
+    path: str,
+    keys: RecordKeys,
+    labels: list[str] | None,
+    *,
+    is_private: bool = True,
+    **outputs: Any,
 ) -> Checked:
-    """The file, read and checked as every command does it."""
+    """The file, read and checked as every command does it. ``outputs``: what they have to be, for `check_file`."""
     from langchain_dpicl import local
     from langchain_dpicl.aggregators.votes import reader_of
     from langchain_dpicl.store.datacheck import check_file
     from langchain_dpicl.store.records import too_long
 
-    how: dict[str, Any] = {"is_private": is_private, "label_of": reader_of(labels)}
+    how: dict[str, Any] = {"is_private": is_private, "label_of": reader_of(labels), **outputs}
     how["too_long"] = partial(too_long, local.local_embeddings()) if is_private else None
     return check_file(path, keys, reading_of(options), **how)
 

@@ -34,8 +34,17 @@ def demo_options(parser: Any) -> None:
 
 def demo(options: argparse.Namespace) -> int:
     """Ask new questions beside answers that are not private, then score held-out ones."""
-    from langchain_dpicl import ExemplarStore, LabelScorer, NoisyVote, PoissonExampleSelector, PrivacyBudget, local
-    from langchain_dpicl.cli.session import label_session
+    from langchain_dpicl import (
+        DPAggregate,
+        ExemplarStore,
+        LabelScorer,
+        NoisyVote,
+        PoissonExampleSelector,
+        PrivacyBudget,
+        PrivateEnsemble,
+        local,
+    )
+    from langchain_dpicl.cli.session import Session
     from langchain_dpicl.demo import inbox
     from langchain_dpicl.privacy.checks import whole
 
@@ -65,9 +74,9 @@ def demo(options: argparse.Namespace) -> int:
             content_free=inbox.DEMO_CONTENT_FREE,
             top_logprobs=100,
         )
-        session = label_session(options, budget, selector, member, NoisyVote(labels))
-        vote, line = session.answer, session.chain.line()
-        session.answer = lambda text, compared: {**vote(text, compared), "head": guesses[text]}
+        release = PrivateEnsemble(selector, member) | DPAggregate(NoisyVote(labels), budget, return_receipt=True)
+        session = Session(release, options, beside=lambda text: {"head": guesses[text]})
+        line = release.line()
         session.say(
             f"A clinic's inbox: {len(store):,} messages of {store.owner_count} patients, all private.\n"
             f"Its desks are called {', '.join(labels)}; only the messages show which desk does what.\n\n"

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli import (
+    READING,
     add_model,
     add_private_data,
     add_run,
     add_store,
     check_apart,
+    check_only,
     holds_records,
     model_of,
-    parse,
     show,
 )
 from langchain_dpicl.cli.data import keys_of, private_store, read_file
@@ -26,6 +27,7 @@ from langchain_dpicl.durable import replacing
 from langchain_dpicl.errors import InvalidParameter
 
 if TYPE_CHECKING:
+    from langchain_dpicl import PrivateHead
     from langchain_dpicl.once.fitting import FitReport
 
 
@@ -121,25 +123,25 @@ def _write_report(path: str, report: FitReport | None) -> None:
     raise InvalidParameter("--report", path, f"a file that can be written ({reason}); the head is")
 
 
-def answer_by_head(options: argparse.Namespace) -> int:
-    """Answer the questions, then the test."""
+def answer_by_head(options: argparse.Namespace, head: PrivateHead | None = None) -> int:
+    """Answer the questions, then the test. ``head``: that of a server's file, instead of the options'."""
     from langchain_dpicl import PrivateHead, local
+    from langchain_dpicl.aggregators.votes import reader_of
     from langchain_dpicl.cli.session import known_answers, receipt_words, shortened
 
-    used = {"mode", "head", "json", "question", "test", "limit", "input_key", "output_key", "model", "model_url"}
-    used |= {"delimiter", "encoding", "skip_bad"}
-    for name, usual in vars(parse(["answer"])).items():
-        if name not in used and (value := getattr(options, name)) != usual:
-            raise InvalidParameter(f"--{name.replace('_', '-')}", value, "left out with --mode head")
-    if not options.head:
-        raise InvalidParameter("--head", None, "the file that `dpicl fit` has written")
-    if not options.question and not options.test:
-        raise InvalidParameter("--question", None, "at least one --question, or --test FILE")
     started = time.monotonic()
-    head = PrivateHead.load(options.head, local.local_embeddings(), llm=_model(options))
-    labels, keys = list(head.labels), keys_of(options)
-    tests = read_file(options, options.test, keys, labels)[: options.limit] if options.test else []
-    known = known_answers(tests, options, labels)
+    if head is None:
+        used = {"mode", "head", "question", "test", "limit", "input_key", "output_key", "model", "model_url", *READING}
+        check_only(options, used, "--mode head")
+        if not options.head:
+            raise InvalidParameter("--head", None, "the file that `dpicl fit` has written")
+        if not options.question and not options.test:
+            raise InvalidParameter("--question", None, "at least one --question, or --test FILE")
+        head = PrivateHead.load(options.head, local.local_embeddings(), llm=_model(options))
+    outputs: dict[str, Any] = {"label_of": reader_of(list(head.labels))}
+    keys = keys_of(options)
+    tests = read_file(options, options.test, keys, **outputs)[: options.limit] if options.test else []
+    known = known_answers(tests, keys, outputs)
     answers = head.batch([*options.question, *(text for text, _ in known)])
     asked = [
         {"question": text, "private": found["label"], "confidence": found["confidence"]}

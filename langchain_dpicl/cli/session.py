@@ -9,35 +9,36 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
+from langchain_core.runnables import Runnable
+from pydantic_core import to_jsonable_python
 from tqdm import tqdm
 
-from langchain_dpicl import local
-from langchain_dpicl.aggregators import Aggregator, EmbeddingMean, Keywords, NoisyVote, ReleasedKeywords
-from langchain_dpicl.aggregators.votes import reader_of
+from langchain_dpicl.aggregators import Aggregator, ReleasedKeywords
+from langchain_dpicl.aggregators.votes import VoteDetails
 from langchain_dpicl.budget import PrivacyBudget, Receipt
 from langchain_dpicl.budget.ledger import UNWATCHED
 from langchain_dpicl.budget.line import RELEASED
 from langchain_dpicl.calls.flow import Flow, run
 from langchain_dpicl.cli import lab, show
 from langchain_dpicl.errors import InvalidParameter, LedgerError, MembersAbstained
-from langchain_dpicl.members.chains import ModelChoice, Wording, keywords_to_answer, read_lines
+from langchain_dpicl.members.chains import Wording, keywords_to_answer
 from langchain_dpicl.privacy import PrivacyPlan
-from langchain_dpicl.private.boundary import run_private
-from langchain_dpicl.release.ensemble import PrivateEnsemble
+from langchain_dpicl.private.boundary import ABSTAIN, run_private
+from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.release.sealed import DPAggregate, SealedRelease
 from langchain_dpicl.release.transaction import Charged, Request, transact
-from langchain_dpicl.selection import PoissonExampleSelector
+from langchain_dpicl.spec import Spec
 from langchain_dpicl.store.base import PrivateStore
+from langchain_dpicl.store.records import RecordKeys
 
 _WAYS = {
     "private": "private",
@@ -74,23 +75,24 @@ def open_budget(
 
 
 def known_answers(
-    tests: Sequence[Mapping[str, Any]], options: argparse.Namespace, labels: list[str] | None
+    tests: Sequence[Mapping[str, Any]], keys: RecordKeys, outputs: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     """The text and the right answer of each test record, which `cli.data.read_file` has checked."""
-    label_of = reader_of(labels) or str
-    return [(record[options.input_key], label_of(record[options.output_key]) or "") for record in tests]
+    label_of = outputs.get("label_of") or str
+    return [(record[keys.input_key], label_of(record[str(keys.output_key)]) or "") for record in tests]
 
 
 @dataclass
 class Session:
     """Asks, prints and keeps the score. With ``--json`` it prints nothing until `finish`."""
 
-    chain: SealedRelease
+    release: AnyRelease[Any]
+    """Answers come with their receipts."""
     options: argparse.Namespace
-    answer: Callable[[str, bool], dict[str, Any]]
-    """Answers a question: ``private`` and ``receipt``; if it is to be compared, also answers that are not private."""
-    score: Callable[[list[Any], list[str]], Any]
-    """Compares answers with the right ones: an accuracy, or measures by name."""
+    write: Callable[[ReleasedKeywords, str], str] | None = None
+    """Writes a text from the keywords that are released for a question."""
+    beside: Callable[[str], dict[str, Any]] = lambda question: {}
+    """Further answers to a question, by their ways."""
     asked: list[dict[str, Any]] = field(default_factory=list)
     tested: list[tuple[dict[str, Any], str]] = field(default_factory=list)
     """The answers to each test question, and the right answer."""
@@ -101,18 +103,48 @@ class Session:
         if not self.options.json:
             print(text, flush=True)
 
+    def answer(self, question: str, compared: bool) -> dict[str, Any]:
+        """Answer a question: ``private`` and ``receipt``; if it is to be compared, also answers that are not private.
+
+        If the members abstain there is no answer, and no receipt.
+        """
+        asked = {self.release.store.input_key: question}
+        if compared and isinstance(self.release, SealedRelease):
+            found = compare(self.release, asked)
+        else:
+            try:
+                released = self.release.invoke(asked)
+                found = {"private": released["answer"], "receipt": released["receipt"]}
+            except MembersAbstained:
+                found = {"private": None, "receipt": None}
+        for way in _WAYS.keys() & found.keys():
+            if isinstance(words := found[way], ReleasedKeywords):
+                found |= {"keywords": list(words)} if way == "private" else {}
+                found[way] = self._written(words, question)
+        return {**found, **self.beside(question)}
+
+    def _written(self, words: ReleasedKeywords, question: str) -> str | None:
+        """A text of the keywords."""
+        if self.write is None:
+            return " ".join(words)
+        try:
+            return self.write(words, question)
+        except Exception as error:  # the keywords are charged: a model that fails now must not lose them
+            self.say(f"    no text was written: {type(error).__name__}")
+            return None
+
     def ask(self, questions: Sequence[str], *, compared: bool) -> None:
         """Answer each question; with ``compared`` show the cost of privacy."""
         self.options.answered = self._answered
         for question in questions:
-            entry = {"question": question, **self.answer(question, compared)}
+            entry = {"question": question, **_plain(self.answer(question, compared))}
             self.asked.append(entry)
-            receipt = entry["receipt"]
-            nothing = "-" if "keywords" in entry else "(the members abstain)"
-            lines = {"private answer": entry["private"] or nothing}
+            receipt, nothing = entry["receipt"], "-" if "keywords" in entry else "(the members abstain)"
+            lines = {"private answer": entry["private"] if entry["private"] not in (None, "") else nothing}
             if "details" in entry:
-                counts = ", ".join(f"{label} {count}" for label, count in entry["details"]["counts"].items())
-                lines["confidence"] = f"{entry['details']['confidence']:.0%}; noisy counts: {counts}"
+                lines["confidence"] = f"{entry['details']['confidence']:.0%}; noisy counts: " + ", ".join(
+                    f"{label} {count}" for label, count in entry["details"]["counts"].items()
+                )
             if "head" in entry:
                 lines["private, by a head"] = entry["head"]
             if entry.get("keywords"):
@@ -151,9 +183,24 @@ class Session:
         return show(self.options, found, f"\n{seconds:.0f} seconds.")
 
     def _scores(self) -> dict[str, Any]:
+        """Of each way: how right its answers are on average, or how like the right texts."""
         answers, right = zip(*self.tested, strict=True)
-        ways = [(key, way) for key, way in _WAYS.items() if key in answers[0]]
-        return {way: self.score([answer[key] for answer in answers], list(right)) for key, way in ways}
+        found: dict[str, Any] = {}
+        for key, way in _WAYS.items():
+            if key not in answers[0]:
+                continue
+            given = [answer[key] for answer in answers]
+            if isinstance(self.release, SealedRelease) and not self.release.aggregator.gives_text:
+                found[way] = sum(map(self._hit, given, right)) / len(right)
+            else:
+                found[way] = dict(lab("evaluation.scores").text_scores([text or "" for text in given], list(right)))
+        return found
+
+    def _hit(self, answer: Any, right: str) -> float:
+        try:
+            return 0.0 if answer is None else self.release.aggregator.hit(answer, right)  # type: ignore[attr-defined]
+        except Exception:  # a right answer that cannot be read
+            return 0.0
 
     def _answered(self) -> dict[str, Any]:
         found: dict[str, Any] = {"answers": self.asked}
@@ -164,140 +211,78 @@ class Session:
         return found
 
 
-def label_session(
-    options: argparse.Namespace, budget: PrivacyBudget, selector: PoissonExampleSelector, member: Any, vote: NoisyVote
-) -> Session:
-    """Ask for labels, and score the share of right ones. ``member``: None for a `LabelVote`."""
-    release = PrivateEnsemble(selector, member) | DPAggregate(vote, budget, return_receipt=True)
-
-    def answer(text: str, compared: bool) -> dict[str, Any]:
-        asked = {selector.store.input_key: text}
-        if compared:
-            return compare(release, asked)
-        found = release.invoke(asked)
-        return {**_released(found["answer"]), "receipt": found["receipt"]}
-
-    def score(given: list[Any], right: list[str]) -> float:
-        return sum(1 for a, b in zip(given, right, strict=True) if a == b) / len(right)
-
-    return Session(release, options, answer, score)
+def _plain(answers: dict[str, Any]) -> dict[str, Any]:
+    """Answers for JSON; of a label with its details the details apart."""
+    found: dict[str, Any] = to_jsonable_python(answers)
+    for way in _WAYS.keys() & found.keys():
+        if isinstance(given := found[way], dict) and given.keys() == VoteDetails.__annotations__.keys():
+            found[way] = given["label"]
+            if way == "private":
+                found["details"] = {name: given[name] for name in ("confidence", "counts")}
+    return found
 
 
-def text_session(
-    options: argparse.Namespace, budget: PrivacyBudget, selector: PoissonExampleSelector, choice: ModelChoice
-) -> Session:
-    """Ask for sentences, or for keywords from which a model writes a text.
+def writer(settings: Spec, store: PrivateStore) -> Callable[[ReleasedKeywords, str], str]:
+    """Return what writes a text from released keywords, with the model and the words of a description."""
+    release: Any = settings.release
+    wording = Wording(store.input_key, store.output_key or "output", getattr(release, "instruction", None))
+    template = PromptTemplate.from_template("{asked}{suggestions}.\n\n{field}")
 
-    Raises `InvalidParameter` for an option of another mode.
-    """
-    for name, mode in (("domain", "keywords-joint"), ("candidates", "embedding")):
-        if getattr(options, name) is not None and options.mode != mode:
-            raise InvalidParameter(f"--{name}", getattr(options, name), f"left out, or --mode {mode}")
-    if options.k is not None and options.mode == "embedding":
-        raise InvalidParameter("--k", options.k, "left out unless keywords are released")
-    form = r"\d{1,9}" if options.mode == "keywords-joint" else r"\d{1,9}(-\d{1,9})?"
-    if options.k is not None and not re.fullmatch(form, options.k, re.ASCII):
-        raise InvalidParameter("--k", options.k, "a whole number, or for keywords-ptr also a range such as 5-10")
-    least, _, most = (options.k or "").partition("-")
+    @cache
+    def chain() -> Runnable[Any, Any]:
+        model = settings.model.choice.load(max_tokens=release.max_tokens, temperature=0.0)
+        return keywords_to_answer(model | StrOutputParser() | wording.first_answer(), template)
 
-    def model(temperature: float) -> Any:
-        return choice.load(max_tokens=options.max_tokens, temperature=temperature)
+    def write(words: ReleasedKeywords, question: str) -> str:
+        query = {"asked": wording.asked, "field": wording.field(question)}
+        return str(chain().invoke(ReleasedKeywords(words, ranked=words.ranked, fallback=words.fallback, query=query)))
 
-    wording = Wording(options.input_key, options.output_key, options.instruction)
-    member, writer = wording.member(model(0.0)), None
-    if options.mode == "embedding":
-        public = read_lines("--candidates", options.candidates) if options.candidates else wording.member(model(0.9))
-        aggregator: Aggregator[Any] = EmbeddingMean(local.local_embeddings(), public, options.n_candidates)
-    else:
-        if options.mode == "keywords-joint":
-            domain = read_lines("--domain", options.domain) if options.domain else "query"
-            aggregator = Keywords.joint_em(domain, int(least or 10))
-        else:
-            aggregator = Keywords.ptr((int(least), int(most or least)) if least else (15, 30))
-        chain = model(0.0) | StrOutputParser() | wording.first_answer()
-        writer = keywords_to_answer(chain, PromptTemplate.from_template("{asked}{suggestions}.\n\n{field}"))
-    release = PrivateEnsemble(selector, member) | DPAggregate(aggregator, budget, return_receipt=True)
-
-    def answer(text: str, compared: bool) -> dict[str, Any]:
-        """If the members abstain there is no text, and no receipt."""
-        asked = {options.input_key: text}
-        more: dict[str, Any] = {"zero_shot": str(member.invoke({**asked, "examples": ""}))} if compared else {}
-        try:
-            found = release.invoke(asked)
-        except MembersAbstained:
-            return {"private": None, "receipt": None, **more}
-        words = written = found["answer"]
-        if writer is not None:
-            more["keywords"] = list(words)
-            query = {"asked": wording.asked, "field": wording.field(text)}
-            try:
-                given = ReleasedKeywords(words, ranked=words.ranked, fallback=words.fallback, query=query)
-                written = str(writer.invoke(given))
-            except Exception as error:  # the keywords are charged: a model that fails now must not lose them
-                session.say(f"    no text was written: {type(error).__name__}")
-                written = None
-        return {"private": written, "receipt": found["receipt"], **more}
-
-    def score(given: list[Any], right: list[str]) -> dict[str, float]:
-        return dict(lab("evaluation.scores").text_scores([text or "" for text in given], right))
-
-    session = Session(release, options, answer, score)
-    return session
+    return write
 
 
-def compare(sealed: SealedRelease, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer one question in three ways, from ONE sample and one charge.
+def compare(sealed: SealedRelease[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer one question in several ways, from ONE sample and one charge.
 
     ``private`` is a release like any other, with the same checks, charge, sampling, noise and ``receipt`` as
-    ``sealed.invoke``. Beside it stand the plain majority of the very same members, ``ensemble_not_private``, and, if
-    there is a member, its answer without examples, ``zero_shot``. Each is None if nobody gave a label. Raises what
+    ``sealed.invoke``. Beside it stand what most of the very same members say, ``ensemble_not_private`` (of a vote), and
+    if there is a member its answer without examples, ``zero_shot``. Each is None if nobody gave an answer. Raises what
     ``sealed.invoke`` raises, except that abstention is an answer of None.
     """
-    vote, ensemble = sealed.aggregator, sealed.ensemble
-    if not isinstance(vote, NoisyVote) or vote.scores:
-        raise InvalidParameter("sealed", vote, "a release by NoisyVote(labels) without scores")
-    compared = object.__new__(_Compared)
-    vars(compared).update(vars(sealed))
+    ensemble, aggregator = sealed.ensemble, sealed.aggregator
+    compared = Compared(ensemble, DPAggregate(aggregator, sealed.budget, line=sealed.line_name))
     (release, majority), receipt = run(transact(compared, values))
-    answers = {**_released(release), "receipt": receipt, "ensemble_not_private": majority}
+    answers = {"private": release, "receipt": receipt}
+    if type(aggregator).majority is not Aggregator.majority:
+        answers["ensemble_not_private"] = majority
     if ensemble.has_member:
         question = ensemble.public_request(ensemble.check_request(values))
         (output,) = run_private(ensemble.copies, [question], max_concurrency=1)
-        index = vote.parse(output)
-        answers["zero_shot"] = None if index is None else vote.labels[index]
+        answers["zero_shot"] = None if output is ABSTAIN else aggregator.zero_shot(output, values)
     return answers
 
 
-def _released(release: Any) -> dict[str, Any]:
-    """The label of a release, and its details if it has some."""
-    if isinstance(release, dict):
-        return {"private": release["label"], "details": {key: release[key] for key in ("confidence", "counts")}}
-    return {"private": release if isinstance(release, str) else None}
-
-
-class _Compared(SealedRelease):
-    """The same release, never replayed, with the plain majority of its members beside it."""
+class Compared(SealedRelease[Any]):
+    """A release that is never replayed, with what most of its members say beside it. NOT private."""
 
     def check(self, values: Any) -> Request:
         """A question that is charged each time."""
         return replace(super().check(values), id=None)
 
     def work(self, charged: Charged) -> Flow[Any]:
-        """The vote, and the majority of the same members."""
-        (vote, vector), line = charged.ready, charged.request.line
-        values, who = charged.request.asked, charged.participants
-        outputs = yield from self.ensemble.outputs(values, line.rate, vote, vector, who)
-        counts = vote.counts(outputs)[:-1]
-        release = yield partial(vote.aggregate, outputs, line.parameter, self._randomness)
-        return release, vote.labels[int(counts.argmax())] if counts.max() > 0 else None
+        """The release, and the majority of the same members."""
+        (aggregator, query), line, values = charged.ready, charged.request.line, charged.request.asked
+        outputs = yield from self.ensemble.outputs(values, line.rate, aggregator, query, charged.participants)
+        release = yield partial(aggregator.aggregate, outputs, line.parameter, self._randomness)
+        return release, aggregator.majority(outputs)
 
     def kept(self, charged: Charged, release: Any) -> tuple[str, str | None, int]:
-        """Abstention is an answer here."""
-        return RELEASED, None, 0
+        """Nothing to be replayed."""
+        return self.aggregator.outcome(release[0]), None, 0
 
     def answer(self, charged: Charged, release: Any, receipt: Receipt) -> Flow[Any]:
-        """Both."""
-        yield from ()
+        """Both. Abstention is an answer here."""
+        with contextlib.suppress(MembersAbstained):
+            yield from super().answer(charged, release[0], receipt)
         return release
 
 

@@ -185,7 +185,7 @@ class DocumentsSection(ReleaseSection):
     """Stands before the question."""
     question_tokens: Annotated[Count, Field()] = 64
     """For how long a question a document leaves room."""
-    end: list[str] | None = None
+    end: str | list[str] | None = None
     """The end tokens of a model on a server, such as "</s>"."""
 
     def check(self) -> None:
@@ -196,7 +196,7 @@ class DocumentsSection(ReleaseSection):
             raise InvalidParameter("slots", given.slots, "left out if pad is false")
 
     def over(self, selector: Any, budget: Any, model: ModelSection, folder: Path, count_empty: bool) -> Any:
-        logits = documents.logits_of(model.choice, folder, self.end or [])
+        logits = documents.logits_of(model.choice, folder, [self.end] if isinstance(self.end, str) else self.end or [])
         settings = self.model_dump(exclude={"kind", "end"}, exclude_none=True)
         return DPSampler.over_documents(logits, selector, budget, return_receipt=True, **settings)
 
@@ -206,9 +206,12 @@ _TASKS: dict[MembersTask, type[AggregatorSection]] = {
     "choose": ChosenSection,
     "write": WrittenSection,
 }
-_BY_HAND: dict[str, Any] = {
-    "n_candidates": (Count, 20),  # each is a call of the model before every answer
-    "release": None,  # an answer is a text here, not a vector
+_LEFT_OUT = ("release",)  # an answer is a text here, not a vector
+_FEWER = {"n_candidates": (Count, 20)}  # each is a call of the model before every answer
+_WORDS = {  # of chains that a file cannot give, but ask for
+    "candidates": "Public texts, a list or a file with one a line. Left out: the model writes ``n_candidates`` of them",
+    "prior": "A public opinion where votes are few: zero_shot, a mapping of labels to probabilities, or public texts "
+    "(a list, or a file with one a line) by which the model's zero-shot scores are calibrated",
 }
 
 
@@ -219,14 +222,12 @@ def section_of(made_by: type[Aggregator[Any]]) -> type[AggregatorSection]:
     base = StructuredSection if any(map(is_model_class, hints.values())) else _TASKS[made_by.task]
     fields: dict[str, Any] = {"kind": (Literal[made_by.kind], ...)}
     for name, (kind, field) in fields_of(constructor).items():
-        if name in _BY_HAND:
-            if (own := _BY_HAND[name]) is None:
-                continue
-            kind, field = own[0], Field(own[1], description=field.description)
-        if name == "prior":  # a chain that a file can name: the model's scores, set right by public texts
+        if name in (*base.own, *_LEFT_OUT):
+            continue
+        kind, default = _FEWER.get(name, (kind, field.default))
+        if name == "prior":
             kind = from_lines(kind | list[str])
-        if name not in base.own:
-            fields[name] = kind, field
+        fields[name] = kind, Field(default, description=_WORDS.get(name, field.description))
     if made_by.task == "write":
         usual = base.model_fields["max_tokens"].description
         fields["max_tokens"] = Count, Field(made_by.max_tokens, description=usual)

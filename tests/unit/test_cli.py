@@ -348,3 +348,116 @@ def test_the_version_is_told_and_the_package_runs_as_a_module() -> None:
     )  # fmt: skip
     assert told.stdout == f"langchain-dpicl {langchain_dpicl.__version__}\n"
     assert not re.search(r"\| +(numpy|langchain_core|pydantic)$", told.stderr, re.MULTILINE)
+
+
+# -- what a server would answer ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(data: Path) -> Path:
+    """A server's file over the data."""
+    path = data.with_name("server.yaml")
+    path.write_text(
+        json.dumps(
+            {
+                "store": {"data": data.name, "owner_key": "who"},
+                "release": {"kind": "vote", "labels": ["a", "b"]},
+                "selector": {"calls": 30},
+                "budget": {
+                    "epsilon": 300,
+                    "delta": 1e-5,
+                    "releases": 9,
+                    "ledger": "sqlite:///budget.db",
+                    "name": "served",
+                },
+                "keys": {"desk": "0" * 64},
+            }
+        )
+    )
+    return path
+
+
+def test_a_servers_file_is_asked_on_its_own_budget(data: Path, served: Path, capsys: Any) -> None:
+    test = data.with_name("test.csv")
+    test.write_text("text,label\na one,a\nb two,B\n")
+    asked = ["answer", "--config", str(served), "--json"]
+    code, out, err = run(capsys, *asked, "--question", "b question", "--caller", "desk")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["answers"][0]["private"] == "b"
+    assert (found["answers"][0]["receipt"]["number"], found["epsilon"], found["delta"]) == (1, 300, 1e-5)
+    code, out, _ = run(capsys, *asked, "--question", "b question", "--caller", "desk")
+    assert json.loads(out)["answers"][0]["receipt"]["replayed"], "to the caller who asked"
+    code, out, _ = run(capsys, *asked, "--question", "b question", "--test", str(test))
+    assert json.loads(out)["answers"][0]["receipt"]["number"] == 2
+    assert json.loads(out)["accuracy"]["private"] == 1.0
+    assert PrivacyBudget.open("served", f"sqlite:///{data.with_name('budget.db')}").spent() == 4
+
+
+def test_options_beside_a_servers_file_are_refused(served: Path, capsys: Any) -> None:
+    for more, named in (
+        (["--question", "q", "--calls", "3"], "--calls"),
+        (["--question", "q", "--mode", "ptr"], "--mode"),
+        ([], "--question"),
+    ):
+        code, out, err = run(capsys, "answer", "--config", str(served), *more)
+        assert (code, out) == (1, "")
+        assert named in err
+
+
+def test_the_head_of_a_servers_file_answers(data: Path, capsys: Any) -> None:
+    fitted = f"fit --data {data} --labels a,b --epsilon 5 --owner-key who --output h.npz"
+    with pytest.warns(PrivacyWarning, match="30 owners"):
+        assert run(capsys, *fitted.split())[0] == 0
+    data.with_name("head.yaml").write_text(json.dumps({"head": str(Path("h.npz").absolute()), "keys": {"a": "0" * 64}}))
+    code, out, _ = run(capsys, "answer", "--config", str(data.with_name("head.yaml")), "--question", "which?", "--json")
+    assert code == 0
+    assert json.loads(out)["answers"][0]["private"] in ("a", "b")
+
+
+# -- every kind has its options ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "more", "kind"),
+    [
+        ("vote", "--labels a,b --scores", dict),
+        ("median", "--low 0 --high 30", int),
+        ("mean", "--low 0.5 --high 30", float),
+        ("median", "--low 2026-01-01 --high 2026-01-31", str),
+        ("structured", "--fields {days:{low:0,high:30},desk:{choices:[a,b]}}", dict),
+        ("candidate-vote", "--candidates one,two", str),
+    ],
+)
+def test_each_kind_is_asked_for_by_its_own_options(
+    mode: str, more: str, kind: type, data: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = '{"days": 3, "desk": "a"} 2026-01-07' if mode == "structured" else "2026-01-07" if "2026" in more else "7"
+    monkeypatch.setattr(local, "local_llm", lambda *_, **__: RunnableLambda(lambda _: said))
+    if mode == "structured":
+        data.write_text("\n".join(json.dumps({"text": f"t {i}", "label": {"days": i % 9}}) for i in range(60)))
+    asked = ["--question", "a 7 or so?", "--json", "--accept-noise", "--calls", "60"]
+    more = more.replace(":", ": ") if mode == "structured" else more
+    options = [*more.split(" ", 1)[:1], more.split(" ", 1)[1]] if mode == "structured" else more.split()
+    command = ["answer", "--data", str(data), "--mode", mode, "--epsilon", "300", "--releases", "9", *options, *asked]
+    code, out, err = run(capsys, *command)
+    assert code == 0, err
+    (given,) = json.loads(out)["answers"]
+    assert type(given["private"]) is kind
+
+
+def test_an_earlier_name_of_a_mode_is_refused_with_the_new_one(data: Path, capsys: Any) -> None:
+    for old, new in (("label", "vote"), ("keywords-joint", "joint-em"), ("keywords-ptr", "ptr")):
+        with pytest.raises(SystemExit) as caught:
+            run(capsys, "answer", "--data", str(data), "--mode", old)
+        assert caught.value.code == 2
+        assert f'"{old}" is now "{new}"' in capsys.readouterr().err
+
+
+def test_several_mistakes_of_options_are_told_at_once(data: Path, capsys: Any) -> None:
+    code, _, err = run(
+        capsys, *answer(data, "--question", "q", "--lead", "much", "--threshold", "3", "--eligible", "0")
+    )
+    assert code == 1
+    for option in ("--lead", "--threshold", "--eligible"):
+        assert option in err

@@ -1,4 +1,4 @@
-"""``dpicl answer`` for texts (all modes but ``label``), with fake models: what it prints and what it refuses."""
+"""``dpicl answer`` for texts (all kinds but votes), with fake models: what it prints and what it refuses."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def written(path: Path, *lines: str) -> str:
 
 def choice(data: Path, mode: str) -> list[str]:
     """What may be released in this mode: all of it is in the models' answers."""
-    lines = {"embedding": ("inhaler spray", "go home"), "keywords-joint": ("inhaler", "spray", "letter")}.get(mode)
+    lines = {"embedding": ("inhaler spray", "go home"), "joint-em": ("inhaler", "spray", "letter")}.get(mode)
     if lines is None:
         return []
     return ["--candidates" if mode == "embedding" else "--domain", written(data.parent / "public.txt", *lines)]
@@ -114,7 +114,7 @@ def test_joint_keywords_come_from_the_question_or_the_file(
 ) -> None:
     more = [] if domain is None else ["--domain", written(data.parent / "words.txt", *domain)]
     models.answer = lambda prompt: f"WRITTEN {prompt}" if "suggestions" in prompt else "use the inhaler at night"
-    code, out, _ = run(capsys, *answer(data, "keywords-joint", "--k", "1", *more, "--instruction", "Advise", "--json"))
+    code, out, _ = run(capsys, *answer(data, "joint-em", "--k", "1", *more, "--instruction", "Advise", "--json"))
     assert code == 0
     (given,) = json.loads(out)["answers"]
     word = "night" if domain is None else "inhaler"
@@ -127,7 +127,7 @@ def test_joint_keywords_come_from_the_question_or_the_file(
 
 @pytest.mark.parametrize(("k", "words"), [("2", "inhaler, spray"), ("1-2", "inhaler, spray")])
 def test_tested_keywords_come_from_the_answers(k: str, words: str, data: Path, models: Models, capsys: Any) -> None:
-    code, out, _ = run(capsys, *answer(data, "keywords-ptr", "--k", k, "--json"))
+    code, out, _ = run(capsys, *answer(data, "ptr", "--k", k, "--json"))
     assert code == 0
     (given,) = json.loads(out)["answers"]
     assert given["receipt"]["outcome"] == "released"
@@ -138,7 +138,7 @@ def test_tested_keywords_come_from_the_answers(k: str, words: str, data: Path, m
 
 def test_a_failed_test_says_so_and_answers_zero_shot(data: Path, models: Models, capsys: Any) -> None:
     models.answer = lambda prompt: f"word{len(models.prompts)}" if SECRET in prompt else "zero-shot answer"
-    code, out, _ = run(capsys, *answer(data, "keywords-ptr", "--k", "2"))
+    code, out, _ = run(capsys, *answer(data, "ptr", "--k", "2"))
     assert code == 0
     assert "private answer       zero-shot answer" in out
     assert "zero-shot fallback" in out
@@ -146,7 +146,7 @@ def test_a_failed_test_says_so_and_answers_zero_shot(data: Path, models: Models,
     assert SECRET not in out
 
 
-@pytest.mark.parametrize("mode", ["embedding", "keywords-joint", "keywords-ptr"])
+@pytest.mark.parametrize("mode", ["embedding", "joint-em", "ptr"])
 def test_people_read_answers_receipts_and_the_rest(mode: str, data: Path, models: Models, capsys: Any) -> None:
     more = choice(data, mode) + ([] if mode == "embedding" else ["--k", "2"])
     code, out, _ = run(capsys, *answer(data, mode, *more, "--compare"))
@@ -157,7 +157,7 @@ def test_people_read_answers_receipts_and_the_rest(mode: str, data: Path, models
     assert SECRET not in out
 
 
-@pytest.mark.parametrize("mode", ["embedding", "keywords-joint", "keywords-ptr"])
+@pytest.mark.parametrize("mode", ["embedding", "joint-em", "ptr"])
 def test_held_out_records_are_scored(mode: str, data: Path, models: Models, capsys: Any) -> None:
     test = data.parent / "test.csv"
     test.write_text("text,note\na cough,inhaler spray\na night,inhaler spray\na third,inhaler spray\n")
@@ -186,29 +186,29 @@ def test_where_the_members_abstain_it_says_so(data: Path, models: Models, capsys
     ("mode", "more", "says"),
     [
         ("embedding", ["--candidates", "absent.txt"], "--candidates"),
-        ("embedding", ["--n-candidates", "0"], "n_candidates"),
+        ("embedding", ["--n-candidates", "0"], "--n-candidates"),
         ("embedding", ["--candidates", "EMPTY"], "candidates"),
         ("embedding", ["--candidates", "BINARY"], "UnicodeDecodeError"),
-        ("keywords-joint", ["--domain", "absent.txt"], "--domain"),
-        ("keywords-joint", ["--domain", "EMPTY"], "domain"),
-        ("keywords-joint", ["--k", "0"], "k=0"),
-        ("keywords-joint", ["--k", "two"], "--k"),
-        ("keywords-joint", ["--k", "5-10"], "--k"),
-        ("keywords-joint", ["--k", "1.5"], "--k"),
-        ("keywords-joint", ["--question", "of the"], "stop word"),
-        ("keywords-ptr", ["--k", "10-5"], "k=5"),
-        ("keywords-ptr", ["--k", "0-5"], "k=0"),
-        ("keywords-ptr", ["--k", "5-10-15"], "--k"),
-        ("keywords-ptr", ["--k", "five"], "--k"),
-        ("keywords-ptr", ["--epsilon", "0"], "epsilon"),
-        ("keywords-ptr", ["--output-key", "absent"], "'absent'"),
-        ("label", [], "--labels"),
-        ("keywords-ptr", ["--k=-3"], "--k"),
-        ("keywords-ptr", ["--k=5-"], "--k"),
-        ("keywords-joint", ["--k=2-3"], "--k"),
+        ("joint-em", ["--domain", "absent.txt"], "--domain"),
+        ("joint-em", ["--domain", "EMPTY"], "domain"),
+        ("joint-em", ["--k", "0"], "--k"),
+        ("joint-em", ["--k", "two"], "--k"),
+        ("joint-em", ["--k", "5-10"], "--k"),
+        ("joint-em", ["--k", "1.5"], "--k"),
+        ("joint-em", ["--question", "of the"], "stop word"),
+        ("ptr", ["--k", "10-5"], "--k"),
+        ("ptr", ["--k", "0-5"], "--k"),
+        ("ptr", ["--k", "5-10-15"], "--k"),
+        ("ptr", ["--k", "five"], "--k"),
+        ("ptr", ["--epsilon", "0"], "epsilon"),
+        ("ptr", ["--output-key", "absent"], "'absent'"),
+        ("vote", [], "--labels"),
+        ("ptr", ["--k=-3"], "--k"),
+        ("ptr", ["--k=5-"], "--k"),
+        ("joint-em", ["--k=2-3"], "--k"),
         ("embedding", ["--k=3"], "--k"),
-        ("keywords-ptr", ["--domain", "words.txt"], "--domain"),
-        ("keywords-joint", ["--candidates", "lines.txt"], "--candidates"),
+        ("ptr", ["--domain", "words.txt"], "--domain"),
+        ("joint-em", ["--candidates", "lines.txt"], "--candidates"),
     ],
 )
 def test_bad_arguments_are_one_line_and_show_nothing_private(
@@ -236,28 +236,28 @@ def test_a_model_that_is_down_costs_nothing(data: Path, models: Models, capsys: 
         raise ConnectionError(prompt)
 
     models.answer = down
-    for mode, more in (("embedding", []), ("keywords-joint", ["--k", "1"])):
+    for mode, more in (("embedding", []), ("joint-em", ["--k", "1"])):
         code, out, err = run(capsys, *answer(data, mode, *more, "--name", mode))
         assert code == 1
         assert "nothing was charged" in err
         assert SECRET not in out + err
     models.answer = lambda prompt: "night"
-    code, out, _ = run(capsys, *answer(data, "keywords-joint", "--k", "1", "--name", "keywords-joint", "--json"))
+    code, out, _ = run(capsys, *answer(data, "joint-em", "--k", "1", "--name", "joint-em", "--json"))
     assert json.loads(out)["answers"][0]["receipt"]["number"] == 1
 
 
 def test_one_budget_name_is_one_kind_of_answer(data: Path, models: Models, capsys: Any) -> None:
-    assert run(capsys, *answer(data, "keywords-joint", "--k", "1", *choice(data, "keywords-joint")))[0] == 0
-    code, _, err = run(capsys, *answer(data, "keywords-ptr", "--k", "1"))
+    assert run(capsys, *answer(data, "joint-em", "--k", "1", *choice(data, "joint-em")))[0] == 0
+    code, _, err = run(capsys, *answer(data, "ptr", "--k", "1"))
     assert code == 1
     assert "mechanism" in err
     with pytest.warns(PrivacyWarning, match="'data' in this ledger. Their losses add up"):
-        assert run(capsys, *answer(data, "keywords-ptr", "--k", "1", "--name", "other"))[0] == 0
+        assert run(capsys, *answer(data, "ptr", "--k", "1", "--name", "other"))[0] == 0
 
 
 @pytest.mark.filterwarnings("ignore:.*Their losses add up")
 def test_braces_in_an_instruction_are_text(data: Path, models: Models, capsys: Any) -> None:
-    for mode in ("keywords-joint", "keywords-ptr"):
+    for mode in ("joint-em", "ptr"):
         more = ["--k", "2", "--instruction", "Use {json}", "--name", mode, *choice(data, mode)]
         code, _, err = run(capsys, *answer(data, mode, *more))
         assert (code, err) == (0, "")
@@ -269,15 +269,15 @@ def test_braces_in_an_instruction_are_text(data: Path, models: Models, capsys: A
 
 def test_test_records_are_checked_before_anything_is_charged(data: Path, models: Models, capsys: Any) -> None:
     test = written(data.parent / "test.jsonl", json.dumps({"text": "no note here"}))
-    code, _, err = run(capsys, *answer(data, "keywords-joint", "--test", test))
+    code, _, err = run(capsys, *answer(data, "joint-em", "--test", test))
     assert code == 1
     assert "'note'" in err
     assert models.prompts == []
 
 
 def test_an_error_in_the_middle_shows_what_was_answered_before(data: Path, models: Models, capsys: Any) -> None:
-    more = ["--releases", "1", "--question", "another inhaler", "--json", *choice(data, "keywords-joint")]
-    code, out, _ = run(capsys, *answer(data, "keywords-joint", "--k", "1", *more))
+    more = ["--releases", "1", "--question", "another inhaler", "--json", *choice(data, "joint-em")]
+    code, out, _ = run(capsys, *answer(data, "joint-em", "--k", "1", *more))
     result = json.loads(out)
     assert code == 1
     assert result["error"] == "PrivacyBudgetExceeded"
@@ -292,7 +292,7 @@ def test_keywords_survive_a_model_that_cannot_write_from_them(data: Path, models
         return "an inhaler for the cough"
 
     models.answer = fails_to_write
-    code, out, _ = run(capsys, *answer(data, "keywords-joint", "--k", "1", "--json"))
+    code, out, _ = run(capsys, *answer(data, "joint-em", "--k", "1", "--json"))
     (given,) = json.loads(out)["answers"]
     assert code == 0
     assert given["private"] is None
@@ -306,6 +306,6 @@ def test_keys_need_not_be_names_of_variables(tmp_path: Path, models: Models, cap
     monkeypatch.chdir(tmp_path)
     models.answer = lambda prompt: "an inhaler for the cough"
     more = ["--input-key", "a.b", "--output-key", "the note", "--k", "1", "--json"]
-    code, out, err = run(capsys, *answer(path, "keywords-joint", *more))
+    code, out, err = run(capsys, *answer(path, "joint-em", *more))
     assert code == 0, err
     assert json.loads(out)["answers"][0]["private"]
