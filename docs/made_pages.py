@@ -19,9 +19,13 @@ import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from pydantic.fields import FieldInfo
 
 import langchain_dpicl
 from langchain_dpicl.cli import COMMANDS, parser_of
+from langchain_dpicl.spec import SECTIONS
+from langchain_dpicl.spec.description import BudgetSection, SelectorSection
+from langchain_dpicl.spec.signatures import Section
 
 ROOT = Path(__file__).parents[1]
 AS_THEY_ARE = (
@@ -35,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted(path for pattern in AS_THEY_ARE for path in ROOT.glob(pattern)):
         name = path.relative_to(ROOT).as_posix()
         files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
-    made = {"reference/cli.md": command_line(), "examples/README.md": examples()}
+    made = {"reference/cli.md": command_line(), "reference/kinds.md": kinds(), "examples/README.md": examples()}
     made |= {f"notebooks/{path.stem}.md": notebook(path) for path in sorted(ROOT.glob("docs/notebooks/*.ipynb"))}
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
@@ -84,6 +88,35 @@ def command_line() -> str:
         [commands] = subparsers(parser_of([name]))
         parts += command(commands.choices[name], 2)
     return "\n\n".join(parts)
+
+
+def kinds() -> str:
+    """Return the page of the kinds of release, made of the registry."""
+    parts = [
+        "# Kinds of release",
+        "A server's file takes these under `release:`, and `dpicl answer` as `--mode`. A kind has one name everywhere; "
+        "in Python it is the class attribute `kind`. `selector:` and `budget:` are the same for all kinds.",
+        "| kind | what it is |\n|---|---|\n"
+        + "\n".join(f"| [`{kind}`](#{kind}) | {first_line(section)} |" for kind, section in SECTIONS.items()),
+    ]
+    sections: dict[str, type[Section]] = {**SECTIONS, "selector": SelectorSection, "budget": BudgetSection}
+    for name, section in sections.items():
+        rows = [setting(field, about) for field, about in section.model_fields.items() if field != "kind"]
+        parts += [f"## {name}", first_line(section), "| setting | meaning |\n|---|---|\n" + "\n".join(rows)]
+    return linked("\n\n".join(parts))
+
+
+def first_line(section: type[Section]) -> str:
+    return inspect.cleandoc(section.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def setting(name: str, field: FieldInfo) -> str:
+    """Return a setting's row of the table."""
+    words = (field.description or "").replace("``", "`").replace("|", "\\|")
+    if field.is_required():
+        return f"| `{name}` | {words} (required) |"
+    usual = field.get_default(call_default_factory=True)
+    return f"| `{name}` | {words}{'' if usual in (None, '', {}) else f' (default `{usual!r}`)'} |"
 
 
 def subparsers(parser: argparse.ArgumentParser) -> list[Any]:

@@ -43,11 +43,11 @@ def serve_options(parser: Any) -> None:
       budget:   {epsilon: 3, delta: 1.0e-6, releases: 100, tickets: true, name: near}
 
     the same by the owners' own labels, without a model:
-      release:  {kind: label_vote, labels: [billing, technical], details: true}
+      release:  {kind: label-vote, labels: [billing, technical], details: true}
 
     a number, a date, one of your sentences, or several fields at once (docs/tasks/server.md has all kinds):
       release:  {kind: median, low: 0, high: 30}
-      release:  {kind: candidate_vote, candidates: sentences.txt}
+      release:  {kind: candidate-vote, candidates: sentences.txt}
       release:  {kind: structured, fields: {desk: {choices: [billing, technical]}, days: {low: 0, high: 30}}}
 
     texts from the documents near to a question, streamed; releases are tokens:

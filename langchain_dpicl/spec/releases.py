@@ -231,7 +231,7 @@ def section_of(made_by: type[Aggregator[Any]]) -> type[AggregatorSection]:
     if made_by.task == "write":
         usual = base.model_fields["max_tokens"].description
         fields["max_tokens"] = Count, Field(made_by.max_tokens, description=usual)
-    about: dict[str, Any] = {"__base__": base, "__module__": __name__, "__doc__": made_by.__doc__}
+    about: dict[str, Any] = {"__base__": base, "__module__": __name__, "__doc__": constructor.__doc__}
     made: type[AggregatorSection] = create_model(f"{made_by.__name__.lstrip('_')}Section", **about, **fields)
     made.made_by, made.task = made_by, made_by.task
     return made
