@@ -108,15 +108,17 @@ class Session:
 
         If the members abstain there is no answer, and no receipt.
         """
-        asked = {self.release.store.input_key: question}
-        if compared and isinstance(self.release, SealedRelease):
-            found = compare(self.release, asked)
+        release, asked = self.release, {self.release.store.input_key: question}
+        sealed = release if compared and isinstance(release, SealedRelease) else None
+        if sealed is not None and type(sealed.aggregator).majority is not Aggregator.majority:
+            found = compare(sealed, asked)
         else:
-            try:
-                released = self.release.invoke(asked)
+            found = {"private": None, "receipt": None}
+            with contextlib.suppress(MembersAbstained):
+                released = release.invoke(asked)
                 found = {"private": released["answer"], "receipt": released["receipt"]}
-            except MembersAbstained:
-                found = {"private": None, "receipt": None}
+        if sealed is not None and sealed.ensemble.has_member:
+            found["zero_shot"] = zero_shot(sealed, asked)
         for way in _WAYS.keys() & found.keys():
             if isinstance(words := found[way], ReleasedKeywords):
                 found |= {"keywords": list(words)} if way == "private" else {}
@@ -240,25 +242,23 @@ def writer(settings: Spec, store: PrivateStore) -> Callable[[ReleasedKeywords, s
     return write
 
 
+def zero_shot(sealed: SealedRelease[Any], values: Mapping[str, Any]) -> Any:
+    """Return the member's answer without examples; None if it gives none."""
+    question = sealed.ensemble.public_request(sealed.ensemble.check_request(values))
+    (output,) = run_private(sealed.ensemble.copies, [question], max_concurrency=1)
+    return None if output is ABSTAIN else sealed.aggregator.zero_shot(output, values)
+
+
 def compare(sealed: SealedRelease[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer one question in several ways, from ONE sample and one charge.
+    """Answer one question in two ways, from ONE sample and one charge.
 
     ``private`` is a release like any other, with the same checks, charge, sampling, noise and ``receipt`` as
-    ``sealed.invoke``. Beside it stand what most of the very same members say, ``ensemble_not_private`` (of a vote), and
-    if there is a member its answer without examples, ``zero_shot``. Each is None if nobody gave an answer. Raises what
-    ``sealed.invoke`` raises, except that abstention is an answer of None.
+    ``sealed.invoke``. Beside it stands what most of the very same members say, ``ensemble_not_private``. Each is None
+    if nobody gave an answer. Raises what ``sealed.invoke`` raises, except that abstention is an answer of None.
     """
-    ensemble, aggregator = sealed.ensemble, sealed.aggregator
-    compared = Compared(ensemble, DPAggregate(aggregator, sealed.budget, line=sealed.line_name))
+    compared = Compared(sealed.ensemble, DPAggregate(sealed.aggregator, sealed.budget, line=sealed.line_name))
     (release, majority), receipt = run(transact(compared, values))
-    answers = {"private": release, "receipt": receipt}
-    if type(aggregator).majority is not Aggregator.majority:
-        answers["ensemble_not_private"] = majority
-    if ensemble.has_member:
-        question = ensemble.public_request(ensemble.check_request(values))
-        (output,) = run_private(ensemble.copies, [question], max_concurrency=1)
-        answers["zero_shot"] = None if output is ABSTAIN else aggregator.zero_shot(output, values)
-    return answers
+    return {"private": release, "receipt": receipt, "ensemble_not_private": majority}
 
 
 class Compared(SealedRelease[Any]):

@@ -12,7 +12,7 @@ from ears import Spy
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl import PrivacyWarning, local
+from langchain_dpicl import PrivacyBudget, PrivacyWarning, local
 from langchain_dpicl.cli import main
 
 SECRET = "CANARY-mrs-alder"
@@ -169,6 +169,14 @@ def test_held_out_records_are_scored(mode: str, data: Path, models: Models, caps
     assert (result["held_out"], result["answers"]) == (2, [])
     assert result["scores"]["private"]["rouge1"] == pytest.approx(1.0)
     assert result["scores"]["zero-shot"]["levenshtein"] == pytest.approx(1.0)
+
+
+def test_texts_of_a_test_are_replayed_when_it_is_run_again(data: Path, models: Models, capsys: Any) -> None:
+    """Only a vote is charged each time, since its majority stands beside it."""
+    test = written(data.parent / "test.csv", "text,note", "a cough,inhaler spray")
+    command = answer(data, "joint-em", "--k", "1", "--test", test, "--json", question=None)
+    assert [run(capsys, *command)[0] for _ in range(2)] == [0, 0]
+    assert PrivacyBudget.open("data").spent() == 1
 
 
 def test_where_the_members_abstain_it_says_so(data: Path, models: Models, capsys: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -135,6 +137,35 @@ def test_a_new_kind_is_described_by_its_class_alone() -> None:
     assert section.model_fields["volume"].description == "How loud, from 1 to 9."
     made = section(kind="loudest", labels=["a", "b"], volume=7).aggregator()
     assert (type(made), made.volume) == (Loudest, 7)
+
+
+NEW = """
+from langchain_dpicl.aggregators import KINDS, NoisyVote
+
+class Loudest(NoisyVote):
+    '''A vote.
+
+    Parameters
+    ----------
+    volume
+        How loud, from 1 to 9.
+    '''
+    kind = "loudest"
+
+    def __init__(self, labels: list[str], *, volume: int = 5) -> None: ...
+
+KINDS["loudest"] = Loudest
+from langchain_dpicl.cli import main
+
+main(["answer", "--help"])
+"""
+
+
+def test_a_new_kind_has_its_options_without_an_edit() -> None:
+    done = subprocess.run([sys.executable, "-c", NEW], capture_output=True, text=True, timeout=120, check=True)
+    words = " ".join(done.stdout.split())
+    assert "--volume VOLUME How loud, from 1 to 9 (default 5) [loudest]" in words
+    assert "The public list [vote, label-vote, loudest]" in words
 
 
 @pytest.mark.parametrize("kind", ["vote", "label-vote"])
