@@ -69,9 +69,10 @@ def spec_of(options: argparse.Namespace) -> Spec:
         return made
     told: dict[str, str] = {}
     for place, words in mistakes:
-        told.setdefault(_option(options, mine, place, words), words.replace("Field required", "given"))
+        option, words = _option(options, mine, place, words), words.replace("Field required", "given")
+        told[option] = f"{told[option]}, or: {words}" if option in told else words  # each alternative has its own
     if len(told) > 1:
-        raise InvalidConfiguration("the options", [(flag(option), words) for option, words in told.items()])
+        raise InvalidConfiguration("the command line", [(flag(option), words) for option, words in told.items()])
     ((option, words),) = told.items()
     raise InvalidParameter(flag(option), getattr(options, option), words)
 
