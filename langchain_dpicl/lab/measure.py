@@ -76,7 +76,8 @@ def evaluate_options(parser: Any) -> None:
         "--method",
         action="append",
         default=[],
-        help="vote, label-vote, head; embedding, candidate-vote, joint-em, ptr; online, offline (default: not these)",
+        help="vote, label-vote, head, or another kind among labels, as KIND:name=value; embedding, candidate-vote, joint-em, "
+        "ptr; online, offline (default: not these)",
     )
     study.add_argument(
         "--vary",
@@ -258,10 +259,8 @@ def audit_options(parser: Any) -> None:
     parser.add_argument(
         "--mechanism",
         default="vote",
-        help="vote, vote-em, vote-prior, scores, embedding, candidate-vote, joint-em, ptr, tokens, median, structured "
-        "(the last two and candidate-vote also with -own-calls); one owner per call: vote-own-calls, "
-        "vote-em-own-calls, vote-em-prior, details-own-calls, label-vote, embedding-own-calls, joint-em-own-calls; "
-        "plan: six in one plan; head; all; membership (default: vote)",
+        help="a kind or a mechanism, such as vote, joint-em, or embedding-own-calls (one owner per call); plan: six in one "
+        "plan; head; all; membership. A name that does not exist lists them (default: vote)",
     )
     parser.add_argument(
         "--canary",

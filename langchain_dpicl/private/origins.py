@@ -119,7 +119,9 @@ class Origins:
     ) -> None:
         self._share = set(map(top, share))
         self._isolate = set(map(top, isolate))
-        self._own = {name for module in own for name in _distributions().get(top(module), ())} - _closure()
+        self._own = {name for module in own for name in _distributions().get(top(module), ())}
+        if self._own:  # reading what is installed takes a while
+            self._own -= _closure()
         self._known: dict[str, bool | None] = {}
 
     def by_reference(self, module: object) -> bool | None:

@@ -12,7 +12,7 @@ from langchain_core.runnables.config import ensure_config, get_config_list
 from pydantic import BaseModel, ConfigDict, RootModel
 from typing_extensions import TypeVar
 
-from langchain_dpicl.aggregators import LabelVote, NoisyVote
+from langchain_dpicl.aggregators import NoisyVote
 from langchain_dpicl.aggregators.base import Aggregator, T
 from langchain_dpicl.budget import BudgetLine, PrivacyBudget, Receipt, Replayed
 from langchain_dpicl.calls.flow import Either, Flow, arun, run, together
@@ -153,7 +153,7 @@ class SealedRelease(AnyRelease[T]):
     def _check_fit(self) -> None:
         """Refuse an aggregator that does not go with this ensemble."""
         aggregator, has_member = self.aggregator, self.ensemble.has_member
-        if isinstance(aggregator, LabelVote) == has_member:
+        if (aggregator.task == "none") == has_member:
             bound = "a LabelVote without a member, another aggregator with one"
             raise InvalidParameter("aggregator", type(aggregator).__name__, bound)
         if self.selector.own_calls and not aggregator.takes_own_calls:

@@ -161,8 +161,13 @@ def checked(made_by: type[M], values: Mapping[str, Any], folder: Path) -> tuple[
     try:
         made = made_by.model_validate({**values, "folder": folder}, context=folder)
     except ValidationError as error:
-        return None, [*map(_told, error.errors(include_input=False, include_url=False)), *mistakes]
+        return None, [*told(error), *mistakes]
     return (None if mistakes else made), mistakes
+
+
+def told(error: ValidationError) -> list[tuple[str, str]]:
+    """Return the place of each mistake, and words that show no value."""
+    return [*map(_told, error.errors(include_input=False, include_url=False))]
 
 
 def _told(fault: Any) -> tuple[str, str]:

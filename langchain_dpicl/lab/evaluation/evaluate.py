@@ -12,9 +12,12 @@ from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
+import yaml  # type: ignore[import-untyped]
 from langchain_core.language_models import BaseLanguageModel
+from pydantic import ValidationError
 from tqdm import tqdm
 
+from langchain_dpicl.aggregators import KINDS, Aggregator
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.lab.evaluation import studies
 from langchain_dpicl.lab.evaluation.passes import EvaluationPlan, Key, PassFile, Sampler, key_of
@@ -25,10 +28,14 @@ from langchain_dpicl.lab.evaluation.tasks import SEPARATOR, ClassificationTask, 
 from langchain_dpicl.privacy.checks import whole
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.plan import CallCosts
+from langchain_dpicl.spec.description import told
+from langchain_dpicl.spec.releases import section_of
 
 _LABELS = ("vote", "label-vote", "head")
 _TEXTS = (*studies.BY_CANDIDATES, "joint-em", "ptr")
 _DECODED = ("online", "offline")
+_OTHERS = tuple(name for name, kind in KINDS.items() if kind.task == "choose" and name not in _LABELS)
+"""Further kinds of release among the labels that members choose."""
 _VARIED = {
     "vote": ("members", "releases", "shots"),
     "head": ("fits",),
@@ -59,7 +66,8 @@ class Evaluation:
     - ``samples``: how many samples of owners get each query.
     - ``draws``: how often noise is drawn for each sample.
     - ``heads``: how many heads are fitted at each epsilon, each with noise of its own.
-    - ``methods``: "vote", "label-vote", "head" for a classification task; else "embedding", "candidate-vote",
+    - ``methods``: "vote", "label-vote", "head", or another kind whose members choose a label, with its settings
+      ("KIND:name=value,name=value"), for a classification task; else "embedding", "candidate-vote",
       "joint-em", "ptr", "online", "offline". () is all that need no decoding. "label-vote" and "head" ask no model.
     - ``vary``: ablations: a varied number by name, and its values.
     - ``neutral``: public texts to calibrate a classification task's members on; () for the task's own.
@@ -95,9 +103,11 @@ class Evaluation:
         if 0 < len(self.public) < few:
             raise InvalidParameter("public", f"{len(self.public)} rows", f"at least few_shots = {few} rows, or none")
         is_label_task = isinstance(self.task, ClassificationTask)
-        known = _LABELS if is_label_task else _TEXTS + _DECODED
+        known = (*_LABELS, *_OTHERS) if is_label_task else _TEXTS + _DECODED
         for method in self._chosen:
-            if method not in known:
+            if method.partition(":")[0] in _OTHERS and is_label_task:
+                self._other_kind(method)
+            elif method not in known:
                 raise InvalidParameter("methods", method, f"of {', '.join(known)} for {self.task.name}")
             if method in _DECODED and self.model.embedded is None:
                 raise InvalidParameter("methods", method, "a method without decoding, as the model is not embedded")
@@ -135,7 +145,7 @@ class Evaluation:
         """Let the model answer everything that the folder lacks, and score it all."""
         if isinstance(self.task, ClassificationTask):
             embedded = self._embedded(self.task)  # first: it fails before any call
-            if "vote" not in self._chosen:
+            if not self.asks_model:
                 return embedded
             return [*self._votes(self.task), *embedded]
         found: list[Score] = []
@@ -244,13 +254,29 @@ class Evaluation:
         else:
             reader = chain_reader(self.model.load(), task)
         study = self._label_study(task, reader, self.plan)
-        found = study.scores()
+        found = study.scores() if "vote" in self._chosen else study.alone()
+        for method in self._chosen:
+            if method.partition(":")[0] in _OTHERS:
+                found += study.released(method, self._other_kind(method))
         for name in ("members", "releases"):
             found += study.votes([self.plan.varied(**{name: n}) for n in self.vary.get(name, ())], name)
         for shots in self.vary.get("shots", ()):
             plan = self.plan.varied(shots=shots)
             found += self._label_study(task, reader, plan).votes([plan], "shots")
         return found
+
+    def _other_kind(self, method: str) -> Aggregator[Any]:
+        """Make the aggregator of a method such as "KIND:name=value,name=value", on the task's labels."""
+        assert isinstance(self.task, ClassificationTask)
+        kind, _, settings = method.partition(":")
+        given = [each.partition("=") for each in settings.split(",") if settings]
+        values = {name: yaml.safe_load(value) for name, _, value in given}
+        values |= {"kind": kind, "labels": list(self.task.labels)}
+        try:
+            return section_of(KINDS[kind]).model_validate(values).aggregator()
+        except ValidationError as error:
+            mistakes = "; ".join(f"{place}: {words}" for place, words in told(error))
+        raise InvalidParameter("methods", method, f"{kind} with settings of its own ({mistakes})")
 
     def _label_study(
         self,

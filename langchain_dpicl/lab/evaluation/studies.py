@@ -20,7 +20,7 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
 from numpy.typing import NDArray
 
-from langchain_dpicl.aggregators import CandidateVote, EmbeddingMean, Keywords, NoisyVote, ReleasedKeywords
+from langchain_dpicl.aggregators import Aggregator, CandidateVote, EmbeddingMean, Keywords, NoisyVote, ReleasedKeywords
 from langchain_dpicl.aggregators.embedded import STEPS, Embedded
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.lab.evaluation.passes import EvaluationPlan, Key, Pairs, PassFile, ask_members, key_of
@@ -29,7 +29,7 @@ from langchain_dpicl.lab.evaluation.scores import Score, Value, text_values
 from langchain_dpicl.lab.evaluation.tasks import ClassificationTask, GenerationTask
 from langchain_dpicl.members.chains import keywords_to_answer
 from langchain_dpicl.members.scoring import LabelScorer
-from langchain_dpicl.privacy.choice import best_vote
+from langchain_dpicl.privacy.choice import best_vote, options_of
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, default_delta0
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.private import boundary
@@ -130,6 +130,10 @@ class LabelStudy:
 
     def scores(self) -> list[Score]:
         """The main table: prompts alone, single members, the plain majority, and the private vote at each epsilon."""
+        return [*self.alone(), *self.votes([self.plan], prior=True)]
+
+    def alone(self) -> list[Score]:
+        """Score the prompts alone, and single members."""
         n, few = self.plan.members, self.plan.few_shots
         said = self.answers()
         alone = {
@@ -146,7 +150,7 @@ class LabelStudy:
         if len(members):
             size = {name: value for name, value in self.plan.facts.items() if name in ("members", "shots", "calls")}
             found.append(_score("member", None, members == self.right, size))
-        return [*found, *self.votes([self.plan], prior=True)]
+        return found
 
     def votes(
         self,
@@ -175,10 +179,7 @@ class LabelStudy:
             wins = (counts == counts.max(axis=2, keepdims=True)) & (majority >= 0)[:, :, None]
             right = wins[:, np.arange(len(self.right)), self.right] / np.maximum(wins.sum(axis=2), 1)
             found.append(_score("vote", None, right, plan.facts, study))
-            outputs = [
-                [[boundary.ABSTAIN if i == -1 else i for i in members if i != EMPTY] for members in queries]
-                for queries in votes.tolist()
-            ]
+            outputs = _outputs(votes)
             plain = np.repeat(majority, self.draws, axis=0)
             for method, priors in priors_of.items():
                 for epsilon in plan.epsilons:
@@ -203,6 +204,29 @@ class LabelStudy:
                     found.append(_score(method, epsilon, np.array(chosen) == self.right, facts, study))
         return found
 
+    def released(self, method: str, aggregator: Aggregator[Any]) -> list[Score]:
+        """Releases of another kind on the labels that the members chose, at each epsilon; `Aggregator.hit` scores."""
+        randomness = SecureRandomness()
+        votes, _, _ = self.tally(self.plan.members)
+        options = {**options_of(self.plan.crowd), **aggregator.options}
+        found = []
+        for epsilon in self.plan.epsilons:
+            parameter = self.plan.parameter(epsilon, aggregator.mechanism, options)
+            bound = aggregator.under(aggregator.mechanism, self.plan.crowd).prepare({}, options)
+
+            def hit(outputs: list[object], right: int, noise: float = parameter, bound: Any = bound) -> float:
+                release = bound.aggregate(outputs, noise, randomness)
+                return 0.0 if release is None else float(bound.hit(release, self.labels[right]))
+
+            hits = [
+                [hit(outputs, right) for outputs, right in zip(queries, self.right, strict=True)]
+                for queries in _outputs(votes)
+                for _ in range(self.draws)
+            ]
+            facts = {**self.plan.facts, MECHANISMS[aggregator.mechanism].parameter: parameter}
+            found.append(_score(method, epsilon, np.array(hits), facts))
+        return found
+
     def tally(self, members: int) -> tuple[Labels, Labels, Labels]:
         """Return the first so many members' votes, their counts by label, and the vote without noise.
 
@@ -217,6 +241,14 @@ class LabelStudy:
         abstained = (votes == -1).sum(axis=2)
         is_down = (abstained > counts.max(axis=2)) & (2 * abstained >= (votes != EMPTY).sum(axis=2))
         return votes, counts, np.where(is_down, -1, counts.argmax(axis=2))
+
+
+def _outputs(votes: Labels) -> list[list[list[Any]]]:
+    """The outputs of the members that answer each query in each sample, as an aggregator of labels encodes them."""
+    return [
+        [[boundary.ABSTAIN if i == -1 else i for i in members if i != EMPTY] for members in queries]
+        for queries in votes.tolist()
+    ]
 
 
 def _score(
