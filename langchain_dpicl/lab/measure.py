@@ -259,8 +259,8 @@ def audit_options(parser: Any) -> None:
     parser.add_argument(
         "--mechanism",
         default="vote",
-        help="a kind or a mechanism, such as vote, joint-em, or embedding-own-calls (one owner per call); plan: six in one "
-        "plan; head; all; membership. A name that does not exist lists them (default: vote)",
+        help="a kind or a mechanism, such as vote, joint-em, or embedding-own-calls (one owner per call); plan: six "
+        "in one plan; head; all; membership. A name that does not exist lists them (default: vote)",
     )
     parser.add_argument(
         "--canary",
