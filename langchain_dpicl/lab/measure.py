@@ -76,8 +76,8 @@ def evaluate_options(parser: Any) -> None:
         "--method",
         action="append",
         default=[],
-        help="vote, label-vote, head, or another kind among labels, as KIND:name=value; embedding, candidate-vote, joint-em, "
-        "ptr; online, offline (default: not these)",
+        help="vote, label-vote, head, or another kind among labels, as KIND:name=value; embedding, candidate-vote, "
+        "joint-em, ptr; online, offline (default: not these)",
     )
     study.add_argument(
         "--vary",
