@@ -96,7 +96,9 @@ class LineFile:
     """Why the file system refused to write."""
 
     def __init__(self, path: Path, output: Path, kind: str, work: str, *, private: bool = False) -> None:
-        self.path, self.output, self._kind = path, output, kind
+        self.path = path
+        self.output = output
+        self._kind = kind
         mode = 0o600 if private else 0o666
         with self.writing():
             if private:
@@ -106,11 +108,18 @@ class LineFile:
                 if not lock(self._descriptor):
                     os.close(self._descriptor)
                     raise self.refused(f"{kind} on which no other {work} is running")
-                if path.exists() and os.path.samestat(os.fstat(self._descriptor), path.stat()):
+                if self._is_here():
                     break
                 os.close(self._descriptor)  # the process that had it has just removed it
             with open(self._descriptor, "rb", closefd=False) as file:
                 *self.lines, self.torn = file.read().split(b"\n")
+
+    def _is_here(self) -> bool:
+        """True if the path still names the open file."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self.path.stat())
+        except FileNotFoundError:
+            return False
 
     def refused(self, bound: str) -> InvalidParameter:
         """The error of an output that is not within this bound."""
@@ -139,10 +148,8 @@ class LineFile:
 
     def close(self, remove: bool = False) -> None:
         """Release the file, and perhaps remove it."""
-        if remove and sys.platform != "win32":  # a process that waits for the lock sees that the file is gone
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(self._descriptor), self.path.stat()):  # else it is another by now
-                    self.path.unlink()
+        if remove and sys.platform != "win32" and self._is_here():
+            self.path.unlink(missing_ok=True)  # a process that waits for the lock sees that the file is gone
         os.close(self._descriptor)
         if remove and sys.platform == "win32":
             with contextlib.suppress(OSError):  # another process has just opened it, and takes it as it is

@@ -51,19 +51,29 @@ D = TypeVar("D", bound="Database")
 Kind = Literal["charge", "note", "read"]
 
 _BUSY_SECONDS = 60
-_FIRST_LOOK, _LAST_LOOK = 0.0003, 0.005
+_FIRST_LOOK = 0.0003
+_LAST_LOOK = 0.005
 _RETRY_SECONDS = 15.0
 _FORK_SECONDS = 10.0
 _FORKED = "the budget was opened before this process was forked: open it in the worker; nothing was charged"
+_SYNCHRONOUS = {"charge": "FULL", "note": "NORMAL"}  # of SQLite
+_SYNCHRONOUS_COMMIT = {"charge": "on", "note": "off", "read": "off"}  # of PostgreSQL
 _SQLITE_SAID_NO = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
-_AGAIN = {"40001", "40P01", "55P03", "57P01", "57P02", "57P03"}  # serialisation, deadlock, lock, server going or coming
+_ROLLED_BACK = {"40001", "40P01"}  # serialisation, deadlock
+_AGAIN = {*_ROLLED_BACK, "55P03", "57P01", "57P02", "57P03"}  # lock, server going or coming
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class TryAgain(Exception):
     """Raised in a transaction: roll back, call ``repair`` outside of any transaction, and run it again."""
 
     def __init__(
-        self, reason: str = "other workers were faster, again and again", repair: Callable[[], object] | None = None
+        self,
+        reason: str = "other workers were faster, again and again",
+        repair: Callable[[], object] = _nothing,
     ) -> None:
         super().__init__(reason)
         self.repair = repair
@@ -92,14 +102,23 @@ def transaction(
     return decorate
 
 
+_forks_behind = 0
+
+
+def _this_process() -> tuple[int, int]:
+    """The number of this process, and the number of forks behind it: a system uses process numbers again."""
+    return os.getpid(), _forks_behind
+
+
 class OwnLock:
     """A lock of this process. In a child of a fork nobody would release it: there `LedgerError` is raised."""
 
     def __init__(self) -> None:
-        self._lock, self._process = threading.RLock(), os.getpid()
+        self._lock = threading.RLock()
+        self._process = _this_process()
 
     def __enter__(self) -> None:
-        if os.getpid() != self._process:
+        if self._process != _this_process():
             raise LedgerError(_FORKED)
         self._lock.acquire()
 
@@ -120,8 +139,9 @@ class Database(Accounting):
         self.url = sql.parse(url, self.noun.rpartition(" ")[2], "sqlite:///budget.db")
         self.path = sql.sqlite_path(self.url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.inherited = False  # whether it was opened before this process was forked
-        self.opened = False  # whether it ever worked: a lost connection is tried again from then on
+        self.is_in_memory = self.is_sqlite and self.path is None  # it ends with this process
+        self.opened = False  # True once it worked: a lost connection is tried again from then on
+        self._process = _this_process()
         # SQLite's writers wait for each other by looking again now and then; those of one process need not.
         self._writers: Any = threading.RLock() if self.is_sqlite else contextlib.nullcontext()
         self._gate = threading.RLock()  # held while the process forks
@@ -144,8 +164,9 @@ class Database(Accounting):
             words = "this ledger lives in memory: what was spent is forgotten when the process ends"
             warnings.warn(words, PrivacyWarning, stacklevel=7)
             return sa.create_engine(self.url, connect_args={"check_same_thread": False}, poolclass=StaticPool)
-        is_file_uri = (self.url.database or "").startswith("file:")
-        url = self.url.set(database=f"file:{quote(self.path)}") if is_file_uri else self.url
+        url = self.url
+        if (url.database or "").startswith("file:"):
+            url = url.set(database=f"file:{quote(self.path)}")
         return sa.create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
 
     def _on_connect(self, connection: Any, record: Any) -> None:
@@ -171,9 +192,13 @@ class Database(Accounting):
     # -- transactions -----------------------------------------------------------------------------------------------
 
     def run(
-        self, work: Callable[[Connection], T], kind: Kind = "charge", *, rolled_back: Callable[[], None] = lambda: None
+        self,
+        work: Callable[[Connection], T],
+        kind: Kind = "charge",
+        *,
+        rolled_back: Callable[[], None] = _nothing,
     ) -> T:
-        """One transaction. An exception of ``work`` rolls back and surfaces unchanged.
+        """Run one transaction. An exception of ``work`` rolls back and surfaces unchanged.
 
         ``work`` may run more than once, always after a rollback. Apart from its statements it may only do what
         ``rolled_back`` undoes: this is called after each try that certainly did not happen.
@@ -182,7 +207,7 @@ class Database(Accounting):
         deadline = time.monotonic() + _RETRY_SECONDS
         pause = 0.002
         while True:
-            again, repair = False, None
+            repair: Callable[[], object] | None = None  # None: do not try again
             try:
                 return self._once(work, kind)
             except sql.CommitLost as lost:
@@ -190,17 +215,19 @@ class Database(Accounting):
             except Exception as error:
                 rolled_back()
                 if isinstance(error, TryAgain):
-                    reason, again, repair = str(error), True, error.repair
+                    reason = str(error)
+                    repair = error.repair
                 elif isinstance(error, self._contradictions):
                     reason = "its rows do not add up"
                 elif isinstance(error, self._faults):
-                    reason, again = sql.reason(error), self.opened and _may_work_again(error)
+                    reason = sql.reason(error)
+                    if self.opened and _may_work_again(error):
+                        repair = _nothing
                 else:
                     raise
-            if not again or time.monotonic() > deadline:
+            if repair is None or time.monotonic() > deadline:
                 break
-            if repair is not None:
-                repair()
+            repair()
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
         raise LedgerError(f"the {self.noun} {self.shown!r} cannot be used: {reason}")
@@ -218,9 +245,10 @@ class Database(Accounting):
             try:
                 transaction.commit()
             except Exception as error:
-                if getattr(error, "orig", None) is not None and sql.sqlstate(error) in {"40001", "40P01"}:
-                    raise TryAgain from None  # the server says that it was rolled back
-                if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) in _SQLITE_SAID_NO:
+                origin = getattr(error, "orig", None)
+                if origin is not None and sql.sqlstate(error) in _ROLLED_BACK:
+                    raise TryAgain from None  # the server says so
+                if getattr(origin, "sqlite_errorcode", None) in _SQLITE_SAID_NO:
                     driver: Any = connection.connection.driver_connection
                     driver.rollback()  # a COMMIT that found the file busy leaves its transaction open
                     raise
@@ -243,30 +271,34 @@ class Database(Accounting):
         if not self.is_sqlite:
             driver.execute(
                 "BEGIN ISOLATION LEVEL READ COMMITTED; "  # one message to the server
-                f"SET LOCAL synchronous_commit TO {'on' if kind == 'charge' else 'off'}"
+                f"SET LOCAL synchronous_commit TO {_SYNCHRONOUS_COMMIT[kind]}"
             )
             return
-        info = connection.info
-        if kind != "read" and info.get("synchronous") != kind:
-            driver.execute(f"PRAGMA synchronous={'FULL' if kind == 'charge' else 'NORMAL'}")
-            info["synchronous"] = kind
         if kind == "read":
             _wait(driver, _BUSY_SECONDS)
             driver.execute("BEGIN")
         else:
+            if connection.info.get("synchronous") != kind:
+                driver.execute(f"PRAGMA synchronous={_SYNCHRONOUS[kind]}")
+                connection.info["synchronous"] = kind
             _when_free(driver, "BEGIN IMMEDIATE")
         if self.path is None:
             return
-        found, log = place_of(self.path), info.get("log")
+        found = place_of(self.path)
         if self._file is None:
             self._file = found
-        if found is None or found != self._file or (log is not None and place_of(log[0]) != log[1]):
+        log = connection.info.get("log")
+        is_other_log = log is not None and place_of(log[0]) != log[1]
+        if found is None or found != self._file or is_other_log:
             words = f"the {self.noun} {self.shown!r} was deleted or replaced since this process opened it"
             raise LedgerError(f"{words}: nothing was charged; {ADVICE}")
 
     @contextlib.contextmanager
     def using(self) -> Iterator[None]:
-        """While a connection is used: the process does not fork. `LedgerError` if the connections are its parent's."""
+        """Keep the process from forking while a connection is used.
+
+        `LedgerError` if the connections are its parent's.
+        """
         if self.inherited:
             raise LedgerError(_FORKED)
         with self._gate:
@@ -276,9 +308,10 @@ class Database(Accounting):
         finally:
             self._busy.pop()
 
-    def after_fork(self) -> None:
-        """In a child."""
-        self.inherited = True
+    @property
+    def inherited(self) -> bool:
+        """True if it was opened before this process was forked."""
+        return self._process != _this_process()
 
     def close(self) -> None:
         """Close the connections, unless they are the parent's."""
@@ -297,9 +330,13 @@ class Database(Accounting):
 
 
 def _when_free(driver: Any, statement: str) -> None:
-    """Run a statement that needs a lock. SQLite's own waiting looks again after 1, 2, 5 and up to 100 ms, and a lock is
-    held for less than one: this looks often."""
-    deadline, pause = time.monotonic() + _BUSY_SECONDS, _FIRST_LOOK
+    """Run a statement that needs a lock.
+
+    SQLite's own waiting looks again after 1, 2, 5 and up to 100 ms, and a lock is held for less than one: this looks
+    often.
+    """
+    deadline = time.monotonic() + _BUSY_SECONDS
+    pause = _FIRST_LOOK
     _wait(driver, 0)
     try:
         while True:
@@ -316,18 +353,19 @@ def _when_free(driver: Any, statement: str) -> None:
 
 
 def _wait(driver: Any, seconds: float) -> None:
-    """How long SQLite waits for a lock. An interrupt may leave a connection at 0, so each transaction says it anew."""
+    """Let SQLite wait so long for a lock. An interrupt may leave a connection at 0, so each transaction says it."""
     driver.execute(f"PRAGMA busy_timeout={int(1000 * seconds)}")
 
 
 def _may_work_again(error: BaseException) -> bool:
-    """Whether a transaction that was not committed may succeed on another try."""
+    """True if a transaction that was not committed may succeed on another try."""
     origin = getattr(error, "orig", None) or error
     if isinstance(origin, sqlite3.Error):
         return False  # SQLite has waited for its locks already
     state = sql.sqlstate(error)
-    lost = type(origin).__name__ in ("OperationalError", "AdminShutdown", "InterfaceError") and not state
-    return state in _AGAIN or state.startswith("08") or lost
+    if not state:  # the connection was lost
+        return type(origin).__name__ in ("OperationalError", "AdminShutdown", "InterfaceError")
+    return state in _AGAIN or state.startswith("08")
 
 
 def _drop_if_broken(connection: Connection, error: BaseException) -> None:
@@ -374,8 +412,10 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
+    global _forks_behind
+    _forks_behind += 1
     for database in list(_open_databases):
-        database.after_fork()
+        database.close()  # its connections are the parent's and stay; a witness lets go of its lock
     _after_fork()
 
 

@@ -14,7 +14,6 @@ import secrets
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -58,7 +57,7 @@ class Ledger(StoredLedger):
         if self._witness is UNWATCHED:
             super()._open()
             return
-        if self.path is None and self.is_sqlite:  # it ends with this process: nobody can put back a copy
+        if self.is_in_memory:  # nobody can put back a copy
             if self._witness is not None:
                 raise InvalidParameter("witness", type(self._witness).__name__, "None for a ledger in memory")
             self.run(lambda connection: schema.open_schema(connection, create=secrets.token_hex(16)))
@@ -78,9 +77,11 @@ class Ledger(StoredLedger):
         super().close()
 
     def is_marked(self, plan: str) -> bool:
-        """Whether the witness has granted something on the plan of this name. `LedgerError` if it cannot be charged."""
+        """True if the witness has granted something on the plan of this name. `LedgerError` if it cannot be charged."""
         self._join()
-        return self._permits is not None and any(mark.key.plan == plan for mark in self._permits.witness.marks())
+        if self._permits is None:
+            return False
+        return any(mark.key.plan == plan for mark in self._permits.witness.marks())
 
     # -- charges ----------------------------------------------------------------------------------------------------
 
@@ -102,72 +103,94 @@ class Ledger(StoredLedger):
     def _charge(
         self, connection: Connection, request: ChargeRequest, undo: contextlib.ExitStack
     ) -> list[Charge | Claim] | dict[str, Claim]:
-        account, rule, keys = request.account, request.rule, request.keys
-        known = schema.claims_of(connection, account, [*request.names])
+        """Charge the queries that nobody has answered, or return the claims of other callers on them."""
+        keys = request.keys
+        known = schema.claims_of(connection, request.account, [*request.names])
         pending = {q: claim for q, claim in known.items() if claim.pending and request.overdue.get(q) != claim.number}
         if pending:
             return pending
-        answered = {query for query, claim in known.items() if claim.answer is not None}
+        entries: dict[Hashable, Charge | Claim] = {q: claim for q, claim in known.items() if claim.answer is not None}
         new: dict[Hashable, int] = {}  # each with its first place
         for place, key in enumerate(keys):
-            if key not in answered:
+            if key not in entries:
                 new.setdefault(key, place)
-        if not new:
-            return [known[str(key)] for key in keys]
-        made = spend(connection, request, [request.queries[place] for place in new.values()])
-        paid = None if rule is None else rule(connection, made, list(new.values()))
-        owned = dict(zip(new, made if paid is None else paid[0], strict=True))
-        fresh = []
-        for key, charge in owned.items():  # each query's claim is its new charge
-            if key in known:
-                row = (queries.c.counter_id == charge.counter_id, queries.c.query == key)
-                taken = sa.update(queries).where(*row, queries.c.number == known[str(key)].number)
-                if connection.execute(taken.values(number=charge.number)).rowcount != 1:
-                    raise TryAgain
-            elif isinstance(key, str):
-                fresh.append({"counter_id": charge.counter_id, "query": key, "number": charge.number})
-        if fresh and direct(connection, _CLAIM, *fresh).rowcount != len(fresh):
-            raise TryAgain
-        before, after = made[0].number - request.units, made[-1].number
-        counter, permits = self._charged.get(account) or self._counter(connection, account), self._permits
+        if new:
+            charged = spend(connection, request, [request.queries[place] for place in new.values()])
+            states: tuple[str, str] | None = None
+            if request.rule is not None:
+                charged, before, after = request.rule(connection, charged, [*new.values()])
+                states = (before, after)
+            made = dict(zip(new, charged, strict=True))
+            _claim(connection, made, known)
+            self._permit(connection, request, charged, states, undo)
+            entries |= made
+        return [entries[key] for key in keys]
+
+    def _permit(
+        self,
+        connection: Connection,
+        request: ChargeRequest,
+        made: Sequence[Charge],
+        states: tuple[str, str] | None,
+        undo: contextlib.ExitStack,
+    ) -> None:
+        """Use permits for these charges: the last act before their COMMIT, which ``undo`` takes back.
+
+        ``states``: the counter's digests before and after, if owners pay. Raises `DoesNotFit` and `TryAgain`.
+        """
+        counter = self._counter(connection, request.account)
+        permits = self._permits
+        before = made[0].number - request.units
+        after = made[-1].number
         if before < counter.reached:
             raise rolled_back(counter.key, before, counter.reached)
-        if counter.tickets and paid is None:
+        if counter.tickets and states is None:
             raise LedgerError(f"owners pay for this plan, and nobody paid: nothing was charged; {ADVICE}")
-        entries: list[Charge | Claim] = [owned[key] if key in owned else known[str(key)] for key in keys]
         if permits is None:
-            return entries
-        try:  # the permits last, just before the COMMIT
-            if paid is None:
-                if not permits.take(counter, after - before, before, before - made[0].returned):
-                    raise DoesNotFit
+            return
+        try:
+            if states is not None:
+                undo.callback(permits.withdraw, *permits.swap(counter.key, *states, (before, after)))
+            elif permits.take(counter, after - before, before, before - made[0].returned):
                 undo.callback(permits.put_back, counter, after - before)
             else:
-                undo.callback(permits.withdraw, *permits.swap(counter.key, *paid[1:], (before, after)))
+                raise DoesNotFit
         except Behind as behind:
             repair = partial(opening.settle, self, permits.witness, behind.args[0])
             raise TryAgain(f"it does not keep up with its witness; {ADVICE}", repair) from None
         except Left:
             raise TryAgain("it was closed, again and again", self._join) from None
-        return entries
 
     def _counter(self, connection: Connection, account: Account) -> Counter:
         """A counter as the witness knows it. It is remembered from its first charge on."""
-        query = sa.select(plans.c.name, plans.c.digest, plans.c.tickets, counters.c.allowed)
-        row = connection.execute(query.join(counters, counters.c.plan_id == plans.c.id).where(account.counter)).one()
-        key = CounterKey(row.name, account.line, account.principal, row.digest)
-        return self._charged.setdefault(account, Counter(key, row.allowed, bool(row.tickets)))
+        if account not in self._charged:
+            query = (
+                sa.select(plans.c.name, plans.c.digest, plans.c.tickets, counters.c.allowed)
+                .join(counters, counters.c.plan_id == plans.c.id)
+                .where(account.counter)
+            )
+            row = connection.execute(query).one()
+            key = CounterKey(row.name, account.line, account.principal, row.digest)
+            self._charged.setdefault(account, Counter(key, row.allowed, bool(row.tickets)))
+        return self._charged[account]
 
     def record(
-        self, charge: Charge, receipt: str, outcome: str = "released", answer: str | None = None, unused: int = 0
+        self,
+        charge: Charge,
+        receipt: str,
+        outcome: str = "released",
+        answer: str | None = None,
+        unused: int = 0,
     ) -> None:
-        """Keep a release's receipt, its answer if it may be replayed, and give back its ``unused`` units: in one
-        transaction, all or nothing.
+        """Keep a release's receipt, its answer if it may be replayed, and give back its ``unused`` units.
+
+        All of it is one transaction.
 
         If the power fails just now, the charge stands as it was and all of it may be missing. Units are given back to
         a charge that nobody has answered or given up, and once; the same record written again changes nothing.
         """
-        unused = 0 if charge.all_counts else unused
+        if charge.all_counts:
+            unused = 0
         values = {"receipt": receipt, "outcome": outcome, "answer": answer, "units": charge.units - unused}
         given_back = self._record(charge, values, unused)
         if given_back and self._permits is not None and charge.permit is not None:
@@ -177,7 +200,7 @@ class Ledger(StoredLedger):
 
     @transaction("note")
     def _record(self, connection: Connection, charge: Charge, values: Mapping[str, object], unused: int) -> int:
-        """How many units it gives back. `LedgerError` if the charge stands as it is."""
+        """Keep a record, and return the units that it gives back. `LedgerError` if the charge stands as it is."""
         row = {"counter_id": charge.counter_id, "number": charge.number, "charged": charge.units, "unused": unused}
         if direct(connection, _RECORD, {**values, **row}).rowcount == 1:
             if unused:
@@ -185,7 +208,8 @@ class Ledger(StoredLedger):
                 if connection.execute(counter.values(returned=counters.c.returned + unused)).rowcount != 1:
                     raise LedgerError(f"the ledger has lost this counter; {ADVICE}")
             return unused
-        found = connection.execute(sa.select(*(charges.c[name] for name in values)).where(_row(charge))).one_or_none()
+        earlier = sa.select(*(charges.c[name] for name in values)).where(_row(charge))
+        found = connection.execute(earlier).one_or_none()
         if found is None:
             raise LedgerError(f"the ledger has lost this charge; {ADVICE}")
         if found._asdict() != values:
@@ -194,7 +218,10 @@ class Ledger(StoredLedger):
 
     @transaction()
     def keep_step(self, connection: Connection, charge: Charge, step: int, content: str) -> str:
-        """Keep what one step of a charge releases, durably; returns what stands. The first to keep a step decides."""
+        """Keep the content that one step of a charge releases, durably, and return the content that stands.
+
+        The first to keep a step decides.
+        """
         row = {"counter_id": charge.counter_id, "number": charge.number, "step": step}
         known = sa.select(steps.c.content).where(*(steps.c[name] == value for name, value in row.items()))
         found = connection.scalar(known)
@@ -229,9 +256,35 @@ _CLAIM = """INSERT INTO dpicl_queries (counter_id, query, number) VALUES (:count
 _QUEUE = sa.select(plans.c.id).where(plans.c.id == sa.bindparam("plan_id")).with_for_update()
 
 
+def _claim(connection: Connection, made: Mapping[Hashable, Charge], known: Mapping[str, Claim]) -> None:
+    """Make each query's new charge its claim. Raises `TryAgain` if another caller's has come since `known` was read."""
+    fresh = []
+    for query, charge in made.items():
+        if not isinstance(query, str):  # it is never replayed
+            continue
+        if query not in known:
+            fresh.append({"counter_id": charge.counter_id, "query": query, "number": charge.number})
+            continue
+        take_over = (
+            sa.update(queries)
+            .where(
+                queries.c.counter_id == charge.counter_id,
+                queries.c.query == query,
+                queries.c.number == known[query].number,
+            )
+            .values(number=charge.number)
+        )
+        if connection.execute(take_over).rowcount != 1:
+            raise TryAgain
+    if fresh and direct(connection, _CLAIM, *fresh).rowcount != len(fresh):
+        raise TryAgain
+
+
 def spend(connection: Connection, request: ChargeRequest, names: Sequence[str | None]) -> list[Charge]:
     """Advance the counter by the request's units for each name, and write a row for each. Raises `DoesNotFit`."""
-    account, units, now = request.account, request.units, schema.utc_now()
+    account = request.account
+    units = request.units
+    now = schema.utc_now()
     count = len(names) * units
     if request.others:
         connection.execute(_QUEUE, {"plan_id": account.plan_id})
@@ -248,10 +301,21 @@ def spend(connection: Connection, request: ChargeRequest, names: Sequence[str | 
     rows = [{"counter_id": counter, "number": number, "charged": now, "units": units} for number in numbers]
     if not at_once:
         direct(connection, _WRITE, *rows)
-    common: dict[str, Any] = {"time": now, "others": schema.spent_beside(connection, account) if request.others else {}}
-    common |= {**account._asdict(), "counter_id": counter, "units": units, "returned": returned}
-    pairs = zip(numbers, names, strict=True)
-    return [Charge(number=number, query=name, permit=schema.Permit(units), **common) for number, name in pairs]
+    others = schema.spent_beside(connection, account) if request.others else {}
+    return [
+        Charge(
+            **account._asdict(),
+            number=number,
+            time=now,
+            others=others,
+            counter_id=counter,
+            query=name,
+            units=units,
+            returned=returned,
+            permit=schema.Permit(units),
+        )
+        for number, name in zip(numbers, names, strict=True)
+    ]
 
 
 def _add_principal(connection: Connection, account: Account, count: int) -> bool:

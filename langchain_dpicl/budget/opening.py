@@ -51,18 +51,37 @@ def counts(connection: Connection, only: CounterKey | None = None) -> dict[Place
     A principal's counter that the ledger lacks, if asked for, has spent nothing.
     """
     found: dict[Place, CounterRow] = {}
-    of_plan = sa.true() if only is None else sa.and_(plans.c.name == only.plan, plans.c.digest == only.digest)
-    query = sa.select(counters, plans.c.name, plans.c.digest, plans.c.tickets, usage.c.digest.label("usage"))
-    query = query.join(plans, plans.c.id == counters.c.plan_id).outerjoin(usage, usage.c.counter_id == counters.c.id)
+    query = (
+        sa.select(counters, plans.c.name, plans.c.digest, plans.c.tickets, usage.c.digest.label("usage"))
+        .join(plans, plans.c.id == counters.c.plan_id)
+        .outerjoin(usage, usage.c.counter_id == counters.c.id)
+    )
     if only is not None:
-        query = query.where(counters.c.line == only.line, counters.c.principal.in_(["", only.principal]))
-    for row in connection.execute(query.where(of_plan)):
+        query = query.where(
+            plans.c.name == only.plan,
+            plans.c.digest == only.digest,
+            counters.c.line == only.line,
+            counters.c.principal.in_(["", only.principal]),
+        )
+    for row in connection.execute(query):
         key = CounterKey(row.name, row.line, row.principal, row.digest)
-        state = (row.usage or usage_digest(spent=row.spent, lost=row.lost)) if row.tickets else None
-        numbers = row.spent, row.spent - row.returned
-        found[key.place] = CounterRow(row.plan_id, key, row.allowed, bool(row.tickets), *numbers, state, row.id)
-    if only is not None and only.place not in found and (line := found.get((only.plan, only.line, ""))) is not None:
-        found[only.place] = line.lacking(only)
+        state = None
+        if row.tickets:
+            state = row.usage or usage_digest(spent=row.spent, lost=row.lost)
+        found[key.place] = CounterRow(
+            plan_id=row.plan_id,
+            key=key,
+            allowed=row.allowed,
+            tickets=bool(row.tickets),
+            spent=row.spent,
+            in_use=row.spent - row.returned,
+            state=state,
+            id=row.id,
+        )
+    if only is not None and only.place not in found:
+        line = found.get((only.plan, only.line, ""))
+        if line is not None:
+            found[only.place] = line.lacking(only)
     return found
 
 
@@ -71,18 +90,27 @@ def lose(connection: Connection, count: CounterRow, units: int) -> str:
     account = Account(count.plan_id, count.key.line, count.key.principal)
     if count.id is None:
         connection.execute(sa.insert(counters).values(**account._asdict(), allowed=count.allowed, spent=0))
-    advance = sa.update(counters).values(spent=counters.c.spent + units, lost=counters.c.lost + units)
-    advance = advance.where(account.counter)
-    row = connection.execute(advance.returning(counters.c.id, counters.c.spent, counters.c.lost)).one()
-    written = {"counter_id": row.id, "number": row.spent, "charged": schema.utc_now(), "units": units, "outcome": LOST}
-    connection.execute(sa.insert(charges).values(written))
+    advance = (
+        sa.update(counters)
+        .values(spent=counters.c.spent + units, lost=counters.c.lost + units)
+        .where(account.counter)
+        .returning(counters.c.id, counters.c.spent, counters.c.lost)
+    )
+    row = connection.execute(advance).one()
+    charge = sa.insert(charges).values(
+        counter_id=row.id,
+        number=row.spent,
+        charged=schema.utc_now(),
+        units=units,
+        outcome=LOST,
+    )
+    connection.execute(charge)
     summary = connection.execute(sa.select(usage).where(usage.c.counter_id == row.id)).one_or_none()
     if summary is None:
         return usage_digest(spent=row.spent, lost=row.lost)
     if (summary.spent, summary.lost) != (row.spent - units, row.lost - units):  # torn
         return str(summary.digest)
-    rows = (summary.chain, summary.row_count, summary.tickets)
-    digest = usage_digest(*rows, row.spent, row.lost, summary.owners)
+    digest = usage_digest(summary.chain, summary.row_count, summary.tickets, row.spent, row.lost, summary.owners)
     values = {"spent": row.spent, "lost": row.lost, "before": summary.digest, "digest": digest}
     connection.execute(sa.update(usage).where(usage.c.counter_id == row.id).values(values))
     return digest
@@ -97,26 +125,28 @@ def address(ledger: Database, witness: str | os.PathLike[str] | None) -> str:
     if not isinstance(witness, (str, os.PathLike)) or not str(witness):
         raise InvalidParameter("witness", type(witness).__name__, "a path, or a database URL")
     given = os.fspath(witness)
-    return given if "://" in given else f"sqlite:///{given}"
+    if "://" in given:
+        return given
+    return f"sqlite:///{given}"
 
 
 def is_behind(ledger: StoredLedger, plan: str) -> bool:
-    """Whether the witness beside a ledger knows more of this plan than the ledger: an older copy is in its place."""
+    """True if the witness beside a ledger knows more of this plan than the ledger: an older copy is in its place."""
     with contextlib.closing(Witness(address(ledger, None))) as witness:
         about = witness.about()
         if not about or about.get("identity") != ledger.identity:  # it is elsewhere: nobody can tell
             return False
         found = ledger.run(counts, "read")
-        for mark in witness.marks():
-            count = found.get(mark.key.place)
-            is_lost = count is None or count.key.digest != mark.key.digest or count.spent < mark.low
-            if mark.key.plan == plan and is_lost:
-                return True
+        of_plan = [mark for mark in witness.marks() if mark.key.plan == plan]
+    for mark in of_plan:
+        count = found.get(mark.key.place)
+        if count is None or count.key.digest != mark.key.digest or count.spent < mark.low:
+            return True
     return False
 
 
 def _exists(ledger: Database) -> bool:
-    """Whether there is a ledger, or a file in its place."""
+    """True if there is a ledger, or a file in its place."""
     if ledger.path is not None:
         return os.path.exists(ledger.path) and os.path.getsize(ledger.path) > 0
     return bool(ledger.run(schema.tables_of, "read"))
@@ -167,8 +197,10 @@ def check(ledger: Database, witness: Witness, alone: bool) -> None:
 
     If nobody else is there, count as spent what a process that was killed may have spent.
     """
-    about, known, place = witness.about(), witness.marks(), place_of_ledger(ledger)  # the marks first: they are behind
-    known = [mark for mark in known if mark.key.line]  # one without a line is of a budget that no version charges now
+    about = witness.about()
+    # The marks before the counters: they are then behind. One without a line is of a budget that no version charges.
+    known = [mark for mark in witness.marks() if mark.key.line]
+    place = place_of_ledger(ledger)
     identity, found = ledger.run(
         lambda connection: (schema.read_meta(connection, "identity"), counts(connection)), "read"
     )
@@ -194,11 +226,12 @@ def check(ledger: Database, witness: Witness, alone: bool) -> None:
     for mark in known:
         if mark.key.plan in digests and (units := settle(ledger, witness, mark)) is not None:
             lost.append(f"{mark.key.plan!r} {mark.key.line}: {units}")
-    changed = [
-        mark._replace(reserved=max(mark.reserved, min(count.in_use, mark.allowed)), ahead=0)
-        for mark in known
-        if (count := found.get(mark.key.place)) and (mark.ahead or count.in_use > mark.reserved)
-    ]
+    changed = []
+    for mark in known:
+        count = found.get(mark.key.place)
+        if count is not None and (mark.ahead or count.in_use > mark.reserved):
+            in_use = min(count.in_use, mark.allowed)
+            changed.append(mark._replace(reserved=max(mark.reserved, in_use), ahead=0))
     if changed:
         witness.write(changed)
     if about.get("place") != place:
@@ -217,8 +250,12 @@ def settle(ledger: Database, witness: Witness, mark: Mark) -> int | None:
         if not ledger.is_sqlite:
             connection.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
         plan_id = sa.select(plans.c.id).where(plans.c.name == key.plan).scalar_subquery()
-        row = (counters.c.plan_id == plan_id, counters.c.line == key.line, counters.c.principal == key.principal)
-        connection.execute(sa.select(counters.c.id).where(*row).with_for_update()).all()  # no charge until the end
+        row = sa.select(counters.c.id).where(
+            counters.c.plan_id == plan_id,
+            counters.c.line == key.line,
+            counters.c.principal == key.principal,
+        )
+        connection.execute(row.with_for_update()).all()  # no charge until the end
         count = counts(connection, key).get(key.place)
         if count is None:
             raise rolled_back(key)
@@ -236,7 +273,7 @@ def settle(ledger: Database, witness: Witness, mark: Mark) -> int | None:
 
 
 def place_of_ledger(ledger: Database) -> str:
-    """Which file, or which database, holds a ledger."""
+    """The identity of the file, or of the database, that holds a ledger."""
     if ledger.path is not None:
         return "{}:{}".format(*(place_of(ledger.path) or (0, 0)))
     query = "SELECT oid FROM pg_database WHERE datname = current_database()"
@@ -248,7 +285,7 @@ class Left(Exception):
 
 
 class Permits:
-    """What one process may charge: permits that its ledger's witness has granted, and the grants of single charges.
+    """The permits of one process, which its ledger's witness has granted, and the grants of single charges.
 
     `witness` says what they are for, and proves it. The process has permits in memory alone, and gives back the unused
     ones when it ends.
@@ -292,13 +329,23 @@ class Permits:
             yield
 
     def take(self, counter: Counter, units: int, spent: int, in_use: int) -> bool:
-        """Use up permits; False if the witness has no more. It grants at most as many ahead as were charged before."""
+        """Use up permits; False if the witness has no more.
+
+        It grants at most as many ahead as were charged before.
+        """
         with self._here():
             if counter.hand >= units:
                 counter.hand -= units
             else:
-                need, most = units - counter.hand, counter.charged
-                extra = self.witness.grant(counter.key, need, counter.ahead, spent, in_use, counter.allowed, most)
+                extra = self.witness.grant(
+                    counter.key,
+                    units - counter.hand,
+                    counter.ahead,
+                    spent,
+                    in_use,
+                    counter.allowed,
+                    counter.charged,
+                )
                 if extra is None:
                     return False
                 counter.hand = counter.ahead = extra

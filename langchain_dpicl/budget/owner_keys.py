@@ -34,8 +34,11 @@ class OwnerKeyFile:
     def __init__(
         self, ledger: str | None, given: str | os.PathLike[str] | None, *, ends_with_process: bool = False
     ) -> None:
-        beside = None if ledger is None else Path(f"{ledger}.key")
-        self.path = beside if given is None else path_of("key_file", given)
+        self.path: Path | None = None
+        if given is not None:
+            self.path = path_of("key_file", given)
+        elif ledger is not None:
+            self.path = Path(f"{ledger}.key")
         self._in_memory = secrets.token_bytes(KEY) if ends_with_process and self.path is None else None
 
     def make(self) -> bytes:
@@ -44,7 +47,7 @@ class OwnerKeyFile:
         Raises `InvalidParameter` if nobody has named a place for it, `LedgerError` if it cannot be read or written.
         """
         path = self.path
-        problem: str | None = None
+        problem = ""
         if path is None and self._in_memory is None:
             bound = "a path: a store in memory has no place for the key of its owners, and this ledger is no file"
             raise InvalidParameter("key_file", None, bound)
@@ -55,10 +58,9 @@ class OwnerKeyFile:
                 sync_folder(path)
             except OSError as error:
                 problem = error.strerror or type(error).__name__
-        found = None if problem else self.read()
-        if found is None:
-            raise self._refused(problem or "it is gone")
-        return found
+        if not problem and (found := self.read()) is not None:
+            return found
+        raise self._refused(problem or "it is gone")
 
     def read(self) -> bytes | None:
         """The key; None if there is none. Raises `LedgerError` if it cannot be read."""

@@ -1,4 +1,4 @@
-"""What a line asks of its ledger."""
+"""The request of a line to its ledger."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ class ChargeRequest:
     @property
     def keys(self) -> list[Hashable]:
         """The key of each entry: the query, or its place if it is never replayed. Equal keys share a charge."""
-        return [place if query is None or not self.replay else query for place, query in enumerate(self.queries)]
+        if not self.replay:
+            return [*range(len(self.queries))]
+        return [place if query is None else query for place, query in enumerate(self.queries)]
 
     @property
     def names(self) -> set[str]:

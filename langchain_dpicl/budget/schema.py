@@ -67,10 +67,9 @@ def whole(name: str, **how: Any) -> sa.Column[int]:
     return sa.Column(name, sa.BigInteger(), **{"nullable": False, **how})
 
 
-def _id(name: str, refers_to: str | None = None) -> sa.Column[int]:
+def _id(name: str, *refers_to: str) -> sa.Column[int]:
     """A part of a primary key that names a row of another table."""
-    key = [] if refers_to is None else [sa.ForeignKey(refers_to)]
-    return sa.Column(name, sa.Integer, *key, primary_key=True, autoincrement=False)
+    return sa.Column(name, sa.Integer, *map(sa.ForeignKey, refers_to), primary_key=True, autoincrement=False)
 
 
 def _number(name: str) -> sa.Column[int]:
@@ -240,7 +239,10 @@ def open_schema(connection: Connection, *, create: str | None) -> None:
 
 
 class Account(NamedTuple):
-    """Which counter: a plan's line and, in a ``per_principal`` plan, the principal ("" if all callers share one)."""
+    """The name of a counter in a ledger: a plan's line and, in a ``per_principal`` plan, the principal.
+
+    The principal is "" if all callers share one counter.
+    """
 
     plan_id: int
     line: str
@@ -249,8 +251,7 @@ class Account(NamedTuple):
     @property
     def counter(self) -> sa.ColumnElement[bool]:
         """The condition for its row."""
-        columns = (counters.c.plan_id, counters.c.line, counters.c.principal)
-        return sa.and_(*(column == value for column, value in zip(columns, self, strict=True)))
+        return sa.and_(*(counters.c[name] == value for name, value in self._asdict().items()))
 
 
 @dataclass(slots=True)
@@ -262,7 +263,8 @@ class Permit:
 
     def unused(self, units: int) -> int:
         """``units`` of them, the first time; 0 from then on."""
-        given, self.units = min(units, self.units), 0
+        given = min(units, self.units)
+        self.units = 0
         return given
 
 
@@ -271,7 +273,9 @@ class Charge:
     """A durable charge.
 
     ``number``: 1-based on the line; for several units, the last number taken. ``others``: the units that the plan's
-    other lines had spent by then, read in the same transaction. ``query``: the query's keyed hash.
+    other lines had spent by then, read in the same transaction. ``query``: the query's keyed hash. ``units``: one, or
+    an answer's tokens. ``returned``: the line's tokens that had been given back by then. ``permit``: None if its
+    process is gone. ``participants``: `tickets.Participants`, if owners pay. Private.
     """
 
     plan_id: int
@@ -282,14 +286,14 @@ class Charge:
     counter_id: int = 0
     principal: str = ""
     query: str | None = None
-    units: int = 1  # how many it counts for: one, or an answer's tokens
-    returned: int = 0  # how many of the line's tokens had been given back by then
-    permit: Permit | None = field(default=None, repr=False, compare=False)  # None if its process is gone
-    participants: Any = field(default=None, repr=False, compare=False)  # `tickets.Participants`, if owners pay. Private
+    units: int = 1
+    returned: int = 0
+    permit: Permit | None = field(default=None, repr=False, compare=False)
+    participants: Any = field(default=None, repr=False, compare=False)
 
     @property
     def all_counts(self) -> bool:
-        """Whether it gives nothing back: a process that is gone made it, or the parent of a fork."""
+        """True if it gives nothing back: a process that is gone made it, or the parent of a fork."""
         return self.permit is None or self.permit.process != os.getpid()
 
     @property
@@ -309,7 +313,7 @@ class Claim:
 
     @property
     def pending(self) -> bool:
-        """Charged, and neither answered nor given up so far."""
+        """True if it was neither answered nor given up so far."""
         return self.outcome is None and self.receipt is None
 
 

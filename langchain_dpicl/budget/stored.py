@@ -1,4 +1,4 @@
-"""What a ledger holds: plans, counts, receipts. Reading it needs no witness."""
+"""The content of a ledger: plans, counts, receipts. Reading it needs no witness."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ReleaseRow:
 
 @dataclass
 class Counter:
-    """What this process knows of a counter that it charges, and the permits that it has for it."""
+    """A counter that this process charges, as far as it knows it, and the permits that it has for it."""
 
     key: CounterKey
     allowed: int
@@ -68,7 +68,7 @@ class StoredLedger(Database):
     def __init__(self, url: str, *, key_file: str | os.PathLike[str] | None = None) -> None:
         self._charged: dict[Account, Counter] = {}
         super().__init__(url)
-        self.key_file = OwnerKeyFile(self.path, key_file, ends_with_process=self.is_sqlite and self.path is None)
+        self.key_file = OwnerKeyFile(self.path, key_file, ends_with_process=self.is_in_memory)
         try:
             self._open()
         except BaseException:
@@ -127,15 +127,20 @@ class StoredLedger(Database):
             connection.execute(version.with_for_update())  # workers that freeze plans at once do it one after the other
             stored = sa.select(plans).where(plans.c.name == name)
             if connection.execute(stored).one_or_none() is None:
-                now = schema.utc_now()
-                values: dict[str, object] = {"name": name, "content": content, "digest": digest, "created": now}
-                values |= {"scope": scope, "tickets": int(tickets)}
+                new = sa.insert(plans).values(
+                    name=name,
+                    content=content,
+                    digest=digest,
+                    created=schema.utc_now(),
+                    scope=scope,
+                    tickets=int(tickets),
+                )
                 connection.execute(sa.delete(schema.removed).where(schema.removed.c.name == name))
-                plan_id = connection.scalar(sa.insert(plans).values(values).returning(plans.c.id))
+                plan_id = connection.scalar(new.returning(plans.c.id))
                 for line, limit in allowed.items():
                     connection.execute(sa.insert(counters).values(plan_id=plan_id, line=line, allowed=limit, spent=0))
                 if tickets:
-                    connection.execute(sa.insert(schema.owner_index).values(plan_id=plan_id, size=0))
+                    connection.execute(sa.insert(owner_index).values(plan_id=plan_id, size=0))
             return StoredPlan(**connection.execute(stored).mappings().one())
 
         plan = self.run(insert)
@@ -149,8 +154,8 @@ class StoredLedger(Database):
             here = sa.select(plans.c.id).where(plans.c.id == plan.id).with_for_update()
             if connection.scalar(here) is None:  # from here on nobody adds a counter
                 return False
-            held = connection.execute(sa.select(counters).where(counters.c.plan_id == plan.id).with_for_update()).all()
-            if any(counter.spent for counter in held):
+            held = sa.select(counters).where(counters.c.plan_id == plan.id).with_for_update()
+            if any(counter.spent for counter in connection.execute(held).all()):
                 return False
             for table in (schema.owner_marks, owner_index, counters):
                 connection.execute(sa.delete(table).where(table.c.plan_id == plan.id))
@@ -162,13 +167,13 @@ class StoredLedger(Database):
 
     @transaction("read")
     def has_spent(self, connection: Connection, plan: StoredPlan) -> bool:
-        """Whether anything was ever charged on a plan, or counts as charged."""
+        """True if anything was ever charged on a plan, or counts as charged."""
         spent = sa.select(counters.c.id).where(counters.c.plan_id == plan.id, counters.c.spent > 0)
         return connection.scalar(spent.limit(1)) is not None
 
     @transaction("read")
     def has_key(self, connection: Connection, plan_id: int) -> bool:
-        """Whether a plan whose owners pay has chosen its key."""
+        """True if a plan whose owners pay has chosen its key."""
         here = sa.select(owner_index.c.key_id).where(owner_index.c.plan_id == plan_id)
         return bool(connection.scalar(here))
 
@@ -183,12 +188,12 @@ class StoredLedger(Database):
         """Keep these among `others`."""
         known = self.others()
         news = set(merged(known, found)) - set(known)
+        table = schema.others
 
         def write(connection: Connection) -> None:
-            table = schema.others
             for each in news:
-                is_this = sa.and_(table.c.ledger == each.ledger, table.c.name == each.name)
-                connection.execute(sa.delete(table).where(is_this))
+                old = sa.delete(table).where(table.c.ledger == each.ledger, table.c.name == each.name)
+                connection.execute(old)
                 insert(connection, table, asdict(each))
 
         if news:
@@ -196,7 +201,7 @@ class StoredLedger(Database):
 
     @transaction("read")
     def was_removed(self, connection: Connection, name: str) -> bool:
-        """Whether a budget of this name was removed before anything was spent, and none has come since."""
+        """True if a budget of this name was removed before anything was spent, and none has come since."""
         return connection.scalar(sa.select(schema.removed.c.name).where(schema.removed.c.name == name)) is not None
 
     # -- the key of owners' marks --------------------------------------------------------------------------------------
@@ -209,15 +214,16 @@ class StoredLedger(Database):
         """
         here = owner_index.c.plan_id == plan_id
         chosen = self.run(lambda connection: connection.scalar(sa.select(owner_index.c.key_id).where(here)), "read")
-        if not chosen and make:
-            key = own[0] if own else self.key_file.make()
-            first = sa.update(owner_index).where(here, owner_index.c.key_id == "").values(key_id=key_id(key))
-            self.run(lambda connection: connection.execute(first).rowcount)
-            return self.owner_key(plan_id, own)
-        if not chosen:
+        if chosen:
+            fitting = (key for key in own if key_id(key) == chosen)
+            key = next(fitting, None) or self.key_file.read()
+            return key if key is not None and key_id(key) == chosen else None
+        if not make:
             return None
-        fitting = next((key for key in own if key_id(key) == chosen), None) or self.key_file.read()
-        return fitting if fitting is not None and key_id(fitting) == chosen else None
+        key = own[0] if own else self.key_file.make()
+        first = sa.update(owner_index).where(here, owner_index.c.key_id == "").values(key_id=key_id(key))
+        self.run(lambda connection: connection.execute(first).rowcount)
+        return self.owner_key(plan_id, own)
 
     # -- keys and names -----------------------------------------------------------------------------------------------
 
@@ -236,11 +242,13 @@ class StoredLedger(Database):
 
     @property
     def place(self) -> str | None:
-        """Where the ledger is, without user, password and options; None for one that ends with this process."""
-        url = self.url._replace(username=None, password=None).set(query={})
-        if self.is_sqlite and self.path is None:
+        """The ledger's URL without user, password and options; None for one that ends with this process."""
+        if self.is_in_memory:
             return None
-        return (url.set(database=self.path) if self.is_sqlite else url).render_as_string()
+        url = self.url._replace(username=None, password=None).set(query={})
+        if self.is_sqlite:
+            url = url.set(database=self.path)
+        return url.render_as_string()
 
     # -- charges ------------------------------------------------------------------------------------------------------
 
@@ -266,18 +274,24 @@ class StoredLedger(Database):
         ).one_or_none()
         if row is None:
             return None
-        number, beside = row.number, schema.spent_beside(connection, account) if others else {}
-        about = {"number": number, "counter_id": row.counter_id, "units": row.units, "returned": number - row.in_use}
-        return Charge(**account._asdict(), **about, time=row.charged, others=beside, query=query)
+        return Charge(
+            **account._asdict(),
+            number=row.number,
+            time=row.charged,
+            others=schema.spent_beside(connection, account) if others else {},
+            counter_id=row.counter_id,
+            query=query,
+            units=row.units,
+            returned=row.number - row.in_use,
+        )
 
     @transaction("read")
     def steps(self, connection: Connection, charge: Charge) -> list[str]:
-        """What the steps of a charge have released, in their order."""
+        """The contents that the steps of a charge have released, in their order."""
         table = schema.steps
-        kept = sa.select(table.c.content).where(
-            table.c.counter_id == charge.counter_id, table.c.number == charge.number
-        )
-        return [content for (content,) in connection.execute(kept.order_by(table.c.step))]
+        of_charge = sa.and_(table.c.counter_id == charge.counter_id, table.c.number == charge.number)
+        kept = sa.select(table.c.content).where(of_charge).order_by(table.c.step)
+        return [*connection.scalars(kept)]
 
     @transaction("read")
     def receipt(
@@ -288,10 +302,16 @@ class StoredLedger(Database):
             sa.select(charges.c.receipt, counters.c.principal)
             .join(counters, counters.c.id == charges.c.counter_id)
             .where(counters.c.plan_id == plan_id, counters.c.line == line, charges.c.number == number)
-            .where(counters.c.principal == "" if counter_id is None else counters.c.id == counter_id)
+            .where(charges.c.receipt.is_not(None))
         )
+        if counter_id is None:
+            query = query.where(counters.c.principal == "")
+        else:
+            query = query.where(counters.c.id == counter_id)
         row = connection.execute(query).one_or_none()
-        return None if row is None or row.receipt is None else (str(row.receipt), str(row.principal))
+        if row is None:
+            return None
+        return str(row.receipt), str(row.principal)
 
     def spent(self, plan_id: int, principal: str = "") -> dict[str, int]:
         """Releases (or tokens) spent on each line of a plan, by everybody or by one principal."""
@@ -301,13 +321,13 @@ class StoredLedger(Database):
         return dict(sorted(found.items()))
 
     def most_spent(self, plan_id: int, *principals: str) -> dict[str, int]:
-        """Each line's releases, of whoever spent most of it: of these principals, or of all."""
+        """The most releases that one principal has spent on each line: of these principals, or of all."""
         found = self.by_principal(plan_id, *principals)
         return {line: max(spent.get(line, 0) for spent in found.values()) for line in found.get("", {})}
 
     @transaction("read")
     def by_principal(self, connection: Connection, plan_id: int, *principals: str) -> dict[str, dict[str, int]]:
-        """What these principals, or all, have spent on each line ("" if all share one).
+        """The releases of these principals, or of all, on each line ("" if all share one).
 
         `LedgerError` if a counter is lower than this process has seen it.
         """
@@ -315,7 +335,8 @@ class StoredLedger(Database):
         query = query.where(counters.c.plan_id == plan_id).order_by(counters.c.id)
         if principals:
             query = query.where(counters.c.principal.in_(principals))
-        reached = {account: counter.reached for account, counter in self._charged.copy().items()}  # before it reads
+        # Before it reads.
+        reached = {account: counter.reached for account, counter in self._charged.copy().items()}
         answer: dict[str, dict[str, int]] = {}
         for principal, line, spent, counted in connection.execute(query).all():
             account = Account(plan_id, line, principal)
@@ -334,10 +355,13 @@ class StoredLedger(Database):
     def history(self, plan_id: int) -> Iterator[ReleaseRow]:
         """Every release of a plan, counter by counter, read in pieces."""
         place = sa.tuple_(charges.c.counter_id, charges.c.number)
-        query = sa.select(counters.c.line, counters.c.principal, *_RELEASE).join(
-            counters, counters.c.id == charges.c.counter_id
+        query = (
+            sa.select(counters.c.line, counters.c.principal, *_RELEASE)
+            .join(counters, counters.c.id == charges.c.counter_id)
+            .where(counters.c.plan_id == plan_id)
+            .order_by(*place)
+            .limit(10_000)
         )
-        query = query.where(counters.c.plan_id == plan_id).order_by(*place).limit(10_000)
         rows = self.run(lambda connection: connection.execute(query).all(), "read")
         while rows:
             yield from (ReleaseRow(*row) for row in rows)
@@ -346,11 +370,15 @@ class StoredLedger(Database):
 
     @transaction("read")
     def latest(self, connection: Connection, plan_id: int, principal: str, last: int) -> tuple[list[ReleaseRow], int]:
-        """The latest releases of one principal ("" if all share one counter), the oldest first, and how many there
-        are in all."""
-        of_plan = sa.and_(counters.c.plan_id == plan_id, counters.c.principal == principal)
-        found, total = [], 0
-        for counter, line in connection.execute(sa.select(counters.c.id, counters.c.line).where(of_plan)).all():
+        """The latest releases of one principal, the oldest first, and the number of all.
+
+        The principal is "" if all share one counter.
+        """
+        lines = sa.select(counters.c.id, counters.c.line)
+        lines = lines.where(counters.c.plan_id == plan_id, counters.c.principal == principal)
+        found = []
+        total = 0
+        for counter, line in connection.execute(lines).all():
             mine = charges.c.counter_id == counter
             total += connection.scalar(sa.select(sa.func.count()).where(mine)) or 0
             query = sa.select(*_RELEASE).where(mine).order_by(charges.c.number.desc()).limit(last)

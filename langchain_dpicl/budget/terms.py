@@ -1,4 +1,4 @@
-"""How a budget treats its callers, and what it tells them: states, receipts, totals."""
+"""The policy of a budget towards its callers, and its words for them: states, receipts, totals."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ class Policy:
 
     def principal(self, principal: str | None) -> str:
         """The key of a request's counter: "" if all callers share one. `InvalidParameter` if no principal is set."""
-        return "" if self.scope == "shared" else _checked(principal, "counts each one's releases")
+        if self.scope == "shared":
+            return ""
+        return _checked(principal, "counts each one's releases")
 
     def caller(self, principal: str | None) -> str:
         """The caller who sees the answer to a request: "" if all callers do. `InvalidParameter` if none is set."""
@@ -153,7 +155,9 @@ class Replayed:
 
 def release_id(budget: str, line: str, principal: str, counter_id: int, number: int) -> str:
     """The id of a release. It shows a principal's counter instead of its name."""
-    return f"{budget}:{line}:{counter_id}.{number}" if principal else f"{budget}:{line}:{number}"
+    if principal:
+        return f"{budget}:{line}:{counter_id}.{number}"
+    return f"{budget}:{line}:{number}"
 
 
 def parse_release_id(text: str) -> tuple[str, str, int | None, int] | None:
@@ -162,7 +166,7 @@ def parse_release_id(text: str) -> tuple[str, str, int | None, int] | None:
     if found is None:
         return None
     budget, line, counter, number = found.groups()
-    return budget, line, None if counter is None else int(counter), int(number)
+    return budget, line, counter and int(counter), int(number)
 
 
 def read_receipt(text: str, *, replayed: bool = False) -> Receipt:
@@ -212,7 +216,8 @@ def _encode(value: object) -> bytes:
 
 def _model(value: object) -> bytes:
     """LangChain's messages, documents and prompt values are pydantic models: their class and their fields."""
-    kind, fields = type(value), None
+    kind = type(value)
+    fields = None
     if isinstance(getattr(kind, "model_fields", None), dict):
         with contextlib.suppress(Exception):
             fields = value.model_dump()  # type: ignore[attr-defined]
@@ -285,7 +290,7 @@ def plan_of(stored: StoredPlan) -> PrivacyPlan:
 
 
 def use_of(ledger: StoredLedger, plan: StoredPlan, url: str | None = None) -> PlanUse:
-    """What was spent on a plan of this ledger, which is another's at this ``url``."""
+    """A plan of this ledger and its spent releases. ``url``: the ledger's, if it is another budget's."""
     return PlanUse(url, plan, ledger.most_spent(plan.id), ledger.has_spent(plan))
 
 
@@ -301,7 +306,8 @@ def total(parts: Sequence[PlanUse], promised: Sequence[OpenedBudget] = ()) -> To
             raise LedgerError(f"the ledger has lost a plan's lines; {ADVICE}")
         most = plan.at_most({name: counts[name] for name in plan.lines})
         schedule += [line.line(line.parameter, most[name]) for name, line in plan.lines.items() if most[name]]
-        deltas += [plan.delta] if any(counts.values()) else []
+        if any(counts.values()):
+            deltas.append(plan.delta)
         share = PlanShare(
             name=item.name,
             plan=item.digest[:16],
@@ -350,7 +356,9 @@ def total(parts: Sequence[PlanUse], promised: Sequence[OpenedBudget] = ()) -> To
 def _sum(values: Sequence[float]) -> float:
     """The sum, rounded up if adding rounds at all."""
     answer = math.fsum(values)
-    return answer if sum(value != 0.0 for value in values) < 2 else math.nextafter(answer, math.inf)
+    if sum(value != 0.0 for value in values) > 1:
+        answer = math.nextafter(answer, math.inf)
+    return answer
 
 
 # -- the private report of tickets ------------------------------------------------------------------------------------
@@ -360,7 +368,7 @@ WARNING = "PRIVATE: for the deployer alone. Nothing of it may be shown, publishe
 
 
 class LineTickets(TypedDict):
-    """How many owners have used how many tickets of one line, and principal if each has a counter. PRIVATE."""
+    """The numbers of owners by their used tickets, of one line, and principal if each has a counter. PRIVATE."""
 
     private: str
     tickets: int
@@ -368,9 +376,9 @@ class LineTickets(TypedDict):
     owners: int
     """Owners who were ever eligible for a query, and are not forgotten. All others have all their tickets."""
     without: int
-    """Of these, how many have none left: they are left out."""
+    """The number of these who have none left: they are left out."""
     burnt: dict[str, int]
-    """How many of these have used how many tickets: by number, ascending."""
+    """The number of these by their used tickets, ascending."""
     share_with_tickets: float | None
     """The share of these who have tickets left; None if there are none."""
 

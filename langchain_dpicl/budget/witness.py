@@ -118,7 +118,7 @@ class CounterKey(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What the witness knows of a counter."""
+    """The witness's row for a counter."""
 
     key: CounterKey
     allowed: int
@@ -130,7 +130,7 @@ class Mark(NamedTuple):
 
     @property
     def values(self) -> dict[str, object]:
-        """What may change in its row."""
+        """The columns of its row that may change."""
         return {"digest": self.key.digest, **{name: getattr(self, name) for name in self._fields[1:]}}
 
 
@@ -142,9 +142,10 @@ class Behind(Exception):
 
 
 def rolled_back(key: CounterKey, spent: int | None = None, low: int | None = None) -> LedgerError:
-    """The ledger is older than the witness."""
-    counts = "" if spent is None else f": it has counted {spent}, and {low} were reached"
-    where = f"{key.plan!r}, line {key.line!r}{counts}"
+    """The error of a ledger that is older than its witness."""
+    where = f"{key.plan!r}, line {key.line!r}"
+    if spent is not None:
+        where += f": it has counted {spent}, and {low} were reached"
     return LedgerError(f"the ledger was rolled back ({where}): nothing was charged; {ADVICE}")
 
 
@@ -169,7 +170,7 @@ class Witness(Database):
         if self._live and not self.is_sqlite:
             connection.execute("SELECT pg_advisory_lock_shared(%s)", (LOCK,))
 
-    # -- who is there -------------------------------------------------------------------------------------------------
+    # -- other processes ----------------------------------------------------------------------------------------------
 
     def enter(self) -> bool:
         """Take the lock that every open ledger shares while its process lives, and that dies with it.
@@ -202,24 +203,20 @@ class Witness(Database):
         return self.run(lambda connection: connection.scalar(sa.select(function)), "read")
 
     def close(self) -> None:
-        """Close the connections, and be gone."""
-        self._leave()
-        super().close()
-
-    def after_fork(self) -> None:
-        """In a child: the lock is its parent's alone."""
-        super().after_fork()
-        self._leave()
-
-    def _leave(self) -> None:
-        lock, self._lock = self._lock, None
+        """Close the connections, and release this process's lock."""
+        lock = self._lock
+        self._lock = None
         if lock is not None:
             os.close(lock)
+        super().close()
 
-    # -- whose witness it is ------------------------------------------------------------------------------------------
+    # -- its ledger ---------------------------------------------------------------------------------------------------
 
     def about(self) -> dict[str, str]:
-        """Its ledger's ``identity`` and ``place``, and whether the ledger is ``made``; empty if there is no witness."""
+        """Its ledger's ``identity`` and ``place``, and ``made`` ("yes" once the ledger was made).
+
+        Empty if there is no witness.
+        """
         if self.path is not None and not (os.path.exists(self.path) and os.path.getsize(self.path)):
             return {}
         found = self.run(_about, "read")
@@ -254,15 +251,18 @@ class Witness(Database):
 
     @transaction()
     def write(self, connection: Connection, found: Iterable[Mark]) -> None:
-        """Replace these marks, for a process that knows that no other is there. ``reserved`` never falls below the
-        grants made since they were read."""
+        """Replace these marks, for a process that knows that no other is there.
+
+        ``reserved`` never falls below the grants made since they were read.
+        """
         for mark in found:
             there = _read(connection, mark.key, any_plan=True)
             if there is None:
                 _insert(connection, mark)
                 continue
             if there.key == mark.key:
-                mark = mark._replace(reserved=max(mark.reserved, min(there.reserved, mark.allowed)))
+                granted = min(there.reserved, mark.allowed)
+                mark = mark._replace(reserved=max(mark.reserved, granted))
             _update(connection, mark)
 
     @transaction()
@@ -277,16 +277,16 @@ class Witness(Database):
         allowed: int,
         most: int,
     ) -> int | None:
-        """Grant ``need`` permits, and some ahead: how many of these. None if fewer than ``need`` are left.
+        """Grant ``need`` permits and some ahead, and return the number of these. None if fewer than ``need`` are left.
 
         Parameters
         ----------
         mine
-            How many this process was granted ahead before, and has used up.
+            The permits that this process was granted ahead before, and has used up.
         spent, in_use, allowed
-            What the ledger's counter says before the charge. The first grant alone believes ``allowed``.
+            The ledger's counter before the charge. The first grant alone believes ``allowed``.
         most
-            How many it takes ahead, at most.
+            The most permits that it takes ahead.
         """
         mark = _read(connection, key)
         if mark is None:
@@ -299,24 +299,37 @@ class Witness(Database):
         others = max(mark.ahead - mine, 0)
         share = (mark.allowed // 100 - others) // 2  # n processes come to have 1 % / (n + 1) each
         extra = max(0, min(share, (mark.allowed - reserved) // 8, most))
-        _update(connection, mark._replace(low=max(mark.low, spent), reserved=reserved + extra, ahead=others + extra))
+        new = mark._replace(
+            low=max(mark.low, spent),
+            reserved=reserved + extra,
+            ahead=others + extra,
+        )
+        _update(connection, new)
         return extra
 
     @transaction()
     def give_back(self, connection: Connection, key: CounterKey, permits: int, ahead: int = 0, low: int = 0) -> None:
-        """``permits`` were not used; ``ahead`` of them count as granted ahead. ``low`` was surely reached."""
+        """Take back ``permits`` that were not used; ``ahead`` of them count as granted ahead.
+
+        ``low`` was surely reached.
+        """
         mark = _read(connection, key)
         if mark is not None:
-            reserved, left = mark.reserved - permits, max(mark.ahead - ahead, 0)
-            _update(connection, mark._replace(low=max(mark.low, low), reserved=reserved, ahead=left))
+            new = mark._replace(
+                low=max(mark.low, low),
+                reserved=mark.reserved - permits,
+                ahead=max(mark.ahead - ahead, 0),
+            )
+            _update(connection, new)
 
     @transaction()
     def swap(
         self, connection: Connection, key: CounterKey, before: str, after: str, counts: tuple[int, int]
     ) -> tuple[Mark, Mark]:
-        """Grant one charge whose owners pay, on a copy of the ledger that lacks none: from a digest to a digest, and
-        from a count to a count. Returns the mark before and after. Raises `Behind` if the copy lacks the latest grant
-        alone.
+        """Grant one charge whose owners pay, on a copy of the ledger that lacks none.
+
+        The grant leads from a digest to a digest, and from a count to a count. Returns the mark before and after.
+        Raises `Behind` if the copy lacks the latest grant alone.
         """
         mark = _read(connection, key)
         if mark is None:
@@ -326,13 +339,21 @@ class Witness(Database):
                 raise Behind(mark)
             raise rolled_back(key, counts[0], mark.low)
         low, reserved = counts
-        new = mark._replace(low=low, reserved=max(reserved, mark.reserved), before=before, state=after)
+        new = mark._replace(
+            low=low,
+            reserved=max(reserved, mark.reserved),
+            before=before,
+            state=after,
+        )
         _update(connection, new)
         return mark, new
 
     @transaction()
     def settle(self, connection: Connection, mark: Mark, state: str) -> None:
-        """The ledger's counter, which lacked the latest grant, counts it as lost: no copy that has it is taken."""
+        """Follow the ledger's counter, which lacked the latest grant and has counted it as lost.
+
+        From then on no copy that has the grant is taken.
+        """
         if connection.execute(_unless_followed(mark), {**_at(mark.key), "state": state}).rowcount != 1:
             raise rolled_back(mark.key)
 
