@@ -245,7 +245,10 @@ def test_a_head_is_planned_without_a_sample(capsys: pytest.CaptureFixture[str]) 
         run(f"{line} --rate 0.1")
 
 
-@pytest.mark.parametrize("extra", ["", pytest.param("--mechanism tokens --eligible 30", marks=pytest.mark.slow)])
+TOKENS = "--mechanism tokens --eligible 30 --releases 10"
+
+
+@pytest.mark.parametrize("extra", ["", pytest.param(TOKENS, marks=pytest.mark.slow)])
 def test_two_pictures_are_drawn(
     extra: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
