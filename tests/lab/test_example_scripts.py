@@ -1,27 +1,19 @@
-"""The example scripts and the demonstration with the real models; two more are in `integration/test_examples.py`.
-
-They run in this process, which loads each model once and embeds each text once. That a script also runs by itself is
-shown by the quickstart, which has a process of its own.
+"""The example scripts with the real models; two more are in `integration/test_examples.py`, the quickstart in
+`test_demo.py`. They run in this process, which loads each model once and embeds each text once.
 """
 
 from __future__ import annotations
 
 import ast
-import json
-import os
 import re
 import runpy
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from replies import PUBLIC_REPLIES, PUBLIC_WORDS
 
-from langchain_dpicl.cli import main
 from langchain_dpicl.demo.inbox import DEMO_LABELS
 from langchain_dpicl.local import LocalEmbeddings
 from langchain_dpicl.release.base import SPENT
@@ -54,38 +46,18 @@ def embedded_once() -> Iterator[None]:
 def run(
     embedded_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Run:
-    """run("classify.py") runs an example; run("demo", "--json") a command. The lines that it prints."""
+    """run("extract.py") runs an example. The lines that it prints."""
 
-    def ran(name: str, *options: str) -> list[str]:
+    def ran(name: str) -> list[str]:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        if name != "demo":
-            monkeypatch.setenv("DPICL_DEMO_CUSTOMERS", CUSTOMERS)
+        monkeypatch.setenv("DPICL_DEMO_CUSTOMERS", CUSTOMERS)
         with warnings.catch_warnings():
             warnings.simplefilter("default")
-            if name.endswith(".py"):
-                runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
-            else:
-                assert main([name, *options]) == 0
+            runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
         return capsys.readouterr().out.splitlines()
 
     return ran
-
-
-def test_the_quickstart_runs_as_it_stands(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "quickstart.py")],
-        cwd=tmp_path,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "DPICL_DEMO_CUSTOMERS": CUSTOMERS},
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = done.stdout.splitlines()
-    assert lines[-2] in DEMO_LABELS
-    assert "spent=1" in lines[-1]
 
 
 def test_a_head_is_released_once_and_answers_without_a_charge(run: Run) -> None:
@@ -180,22 +152,3 @@ def test_a_store_follows_a_collection_in_chroma(run: Run) -> None:
     assert [int(word) for word in after.split() if word.isdigit()] == [count + 1 - changed["num_deleted"], owners]
     assert {before.rsplit(maxsplit=1)[1], after.rsplit(maxsplit=1)[1]} <= set(DEMO_LABELS)
     assert "spent=2" in budget
-
-
-def test_the_demo_answers_privately_and_beats_zero_shot(run: Run) -> None:
-    """Twelve held-out messages: zero-shot is right on 1 in 3, so the private answers reach 7 of 12 by luck with a
-    probability of 7 %; what they reach with the model is measured by `dpicl demo` itself on more messages."""
-    result: dict[str, Any] = json.loads("\n".join(run("demo", "--held-out", "12", "--json")))
-    assert result["held_out"] == 12
-    accuracy = result["accuracy"]
-    assert accuracy["private"] >= 7 / 12
-    assert accuracy["private"] > accuracy["zero-shot"]
-    for entry in result["answers"]:
-        assert entry["private"] in DEMO_LABELS
-        assert entry["receipt"]["epsilon_spent"] <= 3.0
-        assert entry["head"] in DEMO_LABELS
-    assert [entry["receipt"]["number"] for entry in result["answers"]] == [1, 2, 3]
-    assert result["ensemble"]["remaining"] == 100 - 15
-    head = result["head"]
-    assert (head["answers"], head["remaining"], head["epsilon_spent"]) == (60, None, 3.0)
-    assert head["accuracy"] >= 0.7, "by chance 1 in 3: 42 of 60 with a probability below 1e-7; measured: all of them"
