@@ -166,7 +166,7 @@ def parse_release_id(text: str) -> tuple[str, str, int | None, int] | None:
     if found is None:
         return None
     budget, line, counter, number = found.groups()
-    return budget, line, counter and int(counter), int(number)
+    return budget, line, None if counter is None else int(counter), int(number)
 
 
 def read_receipt(text: str, *, replayed: bool = False) -> Receipt:
