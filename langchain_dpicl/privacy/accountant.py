@@ -1,15 +1,17 @@
 """The cost of releases: epsilon at a delta, or delta at an epsilon; and second opinions on it.
 
-- `PLDAccountant` is for a schedule, a list of `Line`s that is fixed in advance. Callers may choose their questions
-  after seeing answers; the parameters may not change.
-- `verify` asks prv-accountant and dp-accounting too. All three start from the same definition of a release, its privacy
-  profile, and compose it by code of their own. If a release is the subsampled Gaussian mechanism, dp-accounting also
-  brings its own profile. Of bounded ranges only the `PLDAccountant` knows more: their optimal adaptive composition.
+- `PLDAccountant` is for a schedule, a list of `Line`s that is fixed in advance. Callers may
+  choose their questions after seeing answers; the parameters may not change.
+- `verify` asks prv-accountant and dp-accounting too. All three start from the same
+  definition of a release, its privacy profile, and compose it by code of their own. If a
+  release is the subsampled Gaussian mechanism, dp-accounting also brings its own profile.
+  Of bounded ranges only the `PLDAccountant` knows more: their optimal adaptive composition.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,22 +23,22 @@ from langchain_dpicl.extras import require
 from langchain_dpicl.privacy.checks import open_unit, positive, real
 from langchain_dpicl.privacy.composition import MAX_PLACES, Composition
 from langchain_dpicl.privacy.losses import FloatArray, Losses, SummedLosses
-from langchain_dpicl.privacy.profile import DIRECTIONS, MAX_COUNT, Gaussian, Line, Profile, Subsampled
+from langchain_dpicl.privacy.profile import DIRECTIONS, MAX_COUNT, Direction, Gaussian, Line, Profile, Subsampled
 
 OURS, PRV, GOOGLE = "langchain-dpicl", "prv-accountant", "dp-accounting"
 
 _PROFILES = "an upper bound: it composes one release's profile, we compose bounded ranges adaptively"
 
 _TRUNCATED = 1e-15
-"""What dp-accounting cuts off the tails of a composition, and counts as an infinite loss."""
+"""The mass that dp-accounting cuts off the tails of a composition, and counts as an infinite loss."""
 
 
 @dataclass(frozen=True)
 class PLDAccountant:
     """Privacy loss distributions: pessimistic grids and a tilted FFT. Tight, fast, for every profile; an upper bound.
 
-    ``places``: see `Composition`; a bound at any number of them. ``shared``: the curves of all counts of a line share
-    one grid (see `adaptive.blocks`).
+    ``places``: see `Composition`; a bound at any number of them. ``shared``: the curves of
+    all counts of a line share one grid (see `adaptive.blocks`).
     """
 
     places: int = MAX_PLACES
@@ -65,10 +67,10 @@ class PLDAccountant:
 
     def _ways(self, schedule: Sequence[Line]) -> Iterator[list[Composition]]:
         """Of bounded ranges two bounds: the optimum, tighter except on coarse grids, and the sum of all losses."""
-        counts: dict[tuple[Profile, float], int] = {}
+        counts: Counter[tuple[Profile, float]] = Counter()
         for line in schedule:
-            counts[line.profile, line.rate] = counts.get((line.profile, line.rate), 0) + line.count
-        lines = [Line(*of, count) for of, count in counts.items() if count <= MAX_COUNT]
+            counts[line.profile, line.rate] += line.count
+        lines = [Line(*kind, count) for kind, count in counts.items() if count <= MAX_COUNT]
         if len(lines) == len(counts) and any(line.is_adaptive for line in lines):
             parts = [[part for line in lines for part in line.parts(way, self.shared)] for way in DIRECTIONS]
             yield [Composition(each, self.places) for each in parts]
@@ -115,14 +117,16 @@ class Verification:
             rows.append(f"{name}:")
             for each in opinions:
                 epsilon = "does not apply" if each.epsilon is None else f"{each.epsilon:.5g}"
-                rows.append(f"  {each.accountant:<16} {epsilon}" + (f" ({each.note})" if each.note else ""))
+                note = each.note and f" ({each.note})"
+                rows.append(f"  {each.accountant:<16} {epsilon}{note}")
         return "\n".join(rows)
 
 
 def verify(lines: Mapping[str, Line], delta: float) -> Verification:
     """Ask all three accountants about every line, and about the lines together. Takes seconds to minutes.
 
-    A failure of prv-accountant or dp-accounting is no error: its opinion says that it does not apply.
+    A failure of prv-accountant or dp-accounting is no error: its opinion says that it does
+    not apply.
     """
     delta = open_unit("delta", delta)
     each = {name: _opinions([line], delta) for name, line in lines.items()}
@@ -142,13 +146,17 @@ def _opinions(schedule: Sequence[Line], delta: float) -> tuple[Opinion, ...]:
 
 def _ask_prv(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
     low, high = PRVAccountant().interval(schedule, delta)
-    return high, _PROFILES if any(line.is_adaptive for line in schedule) else f"at least {low:.5g}"
+    if any(line.is_adaptive for line in schedule):
+        return high, _PROFILES
+    return high, f"at least {low:.5g}"
 
 
 def _ask_google(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
-    """Its subsampled Gaussian, or its grid for our profile; its convolutions for all."""
+    """The epsilon and the note of dp-accounting: by its subsampled Gaussian, or its grid for our profile.
+
+    Its convolutions compose all of them.
+    """
     pld = require("dp_accounting.pld.privacy_loss_distribution", "verify")
-    from_grid = require("dp_accounting.pld.pld_pmf", "verify").create_pmf_pessimistic_connect_dots_fixed_gap
 
     if delta <= 10.0 * _TRUNCATED:
         raise AccountingError(f"it cuts tails of {_TRUNCATED:g} off, which is too much for delta {delta:g}")
@@ -164,44 +172,53 @@ def _ask_google(schedule: Sequence[Line], delta: float) -> tuple[float, str]:
     total: Any = None
     for line, both in zip(schedule, ranges, strict=True):
         if isinstance(line.profile, Gaussian):
-            sigma = line.profile.multiplier
-            one = pld.from_gaussian_mechanism(sigma, value_discretization_interval=step, sampling_prob=line.rate)
+            one = pld.from_gaussian_mechanism(
+                line.profile.multiplier,
+                value_discretization_interval=step,
+                sampling_prob=line.rate,
+            )
         else:
             release = Subsampled(line.profile, line.rate)
-            pmfs = []
-            for direction, held in zip(DIRECTIONS, both, strict=True):
-                low, high = math.floor(float(held.min()) / step) - 1, math.ceil(float(held.max()) / step) + 1
-                deltas = release.direction_delta(np.arange(low, high + 1) * step, direction)
-                pmfs.append(from_grid(step, low, high, np.clip(deltas, 0.0, 1.0)))
+            pmfs = [_on_grid(release, *each, step) for each in zip(DIRECTIONS, both, strict=True)]
             one = pld.PrivacyLossDistribution(*pmfs)
         many = one.self_compose(line.count, _TRUNCATED)
         total = many if total is None else total.compose(many, _TRUNCATED)
+    epsilon = float(total.get_epsilon_for_delta(delta))
+    if any(line.is_adaptive for line in schedule):
+        return epsilon, _PROFILES
     own = sum(isinstance(line.profile, Gaussian) for line in schedule)
     notes = {len(schedule): "its own subsampled Gaussian", 0: "it composes our profile"}
-    note = notes.get(own, "its own Gaussian, and our other profiles")
-    if any(line.is_adaptive for line in schedule):
-        note = _PROFILES
-    return float(total.get_epsilon_for_delta(delta)), note
+    return epsilon, notes.get(own, "its own Gaussian, and our other profiles")
+
+
+def _on_grid(release: Profile, direction: Direction, held: FloatArray, step: float) -> Any:
+    """The losses of a release in one direction as dp-accounting's own, on a grid that holds those in ``held``."""
+    pmf = require("dp_accounting.pld.pld_pmf", "verify")
+    low, high = math.floor(float(held.min()) / step) - 1, math.ceil(float(held.max()) / step) + 1
+    deltas = release.direction_delta(np.arange(low, high + 1) * step, direction)
+    return pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, np.clip(deltas, 0.0, 1.0))
 
 
 class _Variable:
     """The privacy loss of a dominating pair on (low, high], as prv-accountant's discretiser asks for it.
 
-    Its mean is exact. The library's own variables integrate it by quadrature, which fails on ordinary parameters. Mean
-    and probabilities are conditional on a finite loss; `pm_inf` is the mass of the infinite one.
+    Its mean is exact. The library's own variables integrate it by quadrature, which fails
+    on ordinary parameters. Mean and probabilities are conditional on a finite loss;
+    `pm_inf` is the mass of the infinite one.
     """
 
     def __init__(self, losses: Losses, low: float, high: float) -> None:
         order = np.argsort(losses.losses)
         order = order[(losses.losses[order] > low) & (losses.losses[order] <= high)]
-        self._losses, self._masses = losses.losses[order], losses.masses[order] / losses.masses[order].sum()
+        self._losses = losses.losses[order]
+        self._masses = losses.masses[order] / losses.masses[order].sum()
         self._cumulated = np.append(0.0, np.cumsum(self._masses))
         self.pm_inf = losses.infinity
 
     def probability(self, low: Any, high: Any) -> FloatArray:
         """The mass in (low, high]."""
-        ends = (self._cumulated[np.searchsorted(self._losses, end, side="right")] for end in (low, high))
-        return np.asarray(-np.subtract(*ends), np.float64)
+        below, upto = (self._cumulated[np.searchsorted(self._losses, end, side="right")] for end in (low, high))
+        return np.asarray(upto - below, np.float64)
 
     def mean(self) -> float:
         return float((self._masses * self._losses).sum())
@@ -210,16 +227,18 @@ class _Variable:
 class PRVAccountant:
     """prv-accountant (Gopi, Lee, Wutschitz 2021) for every profile, in both directions.
 
-    The library knows the subsampled Gaussian. A privacy random variable is the privacy loss under P, though, and every
-    profile here turns into losses of a dominating pair; so the library composes PTR and the exponential mechanism as
-    well. It bounds the error of epsilon by `eps_error` on both sides: the upper end counts.
+    The library knows the subsampled Gaussian. A privacy random variable is the privacy loss
+    under P, though, and every profile here turns into losses of a dominating pair; so the
+    library composes PTR and the exponential mechanism as well. It bounds the error of
+    epsilon by `eps_error` on both sides: the upper end counts.
 
-    Two of its parts are replaced, since they stop it on ordinary parameters: the mean of a truncated variable (see
-    `_Variable`) and the size of the domain (from Rényi divergences at a fixed list of orders there, which overflow;
-    from Chernoff's bound at the best order here).
+    Two of its parts are replaced, since they stop it on ordinary parameters: the mean of a
+    truncated variable (see `_Variable`) and the size of the domain (from Rényi divergences
+    at a fixed list of orders there, which overflow; from Chernoff's bound at the best order
+    here).
 
-    ``eps_error``: how far the answer may lie above the truth (and the library's lower end below it). None: half a per
-    cent of the answer.
+    ``eps_error``: how far the answer may lie above the truth (and the library's lower end
+    below it). None: half a per cent of the answer.
     """
 
     def __init__(self, eps_error: float | None = None) -> None:
@@ -241,15 +260,18 @@ class PRVAccountant:
             if not parts:
                 continue
             error = self._eps_error or max(5e-3 * guess, 1e-5)
+            delta_error = delta / 1000.0
             try:
-                low, _, high = self._compose(parts, error, delta / 1000.0).compute_epsilon(delta, delta / 1000.0, error)
+                low, _, high = self._compose(parts, error, delta_error).compute_epsilon(delta, delta_error, error)
             except (RuntimeError, ValueError, OverflowError) as failure:
                 if guess != 0.0:
-                    text = f"prv-accountant cannot do this ({failure}); the PLD accountant can"
-                    raise AccountingError(text) from None
-                low, high = 0.0, error
-            lows.append(low)
-            highs.append(high)
+                    raise AccountingError(
+                        f"prv-accountant cannot do this ({failure}); the PLD accountant can",
+                    ) from None
+                highs.append(error)
+            else:
+                lows.append(low)
+                highs.append(high)
         return max(lows), max(highs)
 
     def _compose(self, parts: list[tuple[Losses, int]], eps_error: float, delta_error: float) -> Any:
@@ -263,12 +285,18 @@ class PRVAccountant:
         each = [Composition([(losses, 1)]).epsilon(delta_error / 8.0 / total) for losses, _ in finite]
         reach = max(Composition(finite).epsilon(delta_error / 4.0), *each, eps_error) + 3.0
         mesh = eps_error / math.sqrt(total / 2.0 * math.log(12.0 / delta_error))
-        if 2.0 * reach / mesh > 1 << 22:
+        places = 2.0 * reach / mesh
+        if places > 1 << 22:
             raise AccountingError(
-                f"prv-accountant needs a mesh of {2.0 * reach / mesh:.3g} places for these {total} releases; "
+                f"prv-accountant needs a mesh of {places:.3g} places for these {total} releases; "
                 "the PLD accountant needs fewer"
             )
         domain = Domain.create_aligned(-reach, reach, mesh)
-        ends = float(domain.t_min()), float(domain.t_max())
-        discrete = [discretisers.CellCentred().discretise(_Variable(losses, *ends), domain) for losses, _ in parts]
+        discrete = [
+            discretisers.CellCentred().discretise(
+                _Variable(losses, float(domain.t_min()), float(domain.t_max())),
+                domain,
+            )
+            for losses, _ in parts
+        ]
         return composers.Heterogeneous(discrete).compute_composition([count for _, count in parts])

@@ -126,18 +126,25 @@ def _largest_block(eps0: float, rate: float) -> int:
 
 
 def operations(eps0: float, rate: float, count: int) -> float:
-    """How many values the curve of so many releases takes."""
+    """Return the number of values that the curve of so many releases takes."""
     below, above, _ = _grid(eps0, rate, count)
     return (below + above + 1.0) * (_INTERVALS + 1) * count
 
 
 class _Trials:
-    """The two ratios for several tau, by their logarithms (u above, v below); their weights have mean 1."""
+    """The two ratios for several tau, by their logarithms (u above, v below), and their weights.
+
+    For l = e^(eps0 - tau) and l = e^-tau the ratios are u and v, each 1 - q + q l. Their weights have sum 1 and give l
+    the mean 1:
+
+        w_u = (e^tau - 1) / (e^eps0 - 1),    w_v = e^tau (e^(eps0 - tau) - 1) / (e^eps0 - 1).
+    """
 
     def __init__(self, eps0: float, rate: float, tau: FloatArray) -> None:
         self.log_u, self.log_v = eps0 - tau, -tau
         if rate < 1.0:
-            self.log_u, self.log_v = (mixed(log_l, rate) for log_l in (self.log_u, self.log_v))
+            self.log_u = mixed(self.log_u, rate)
+            self.log_v = mixed(self.log_v, rate)
         self._of_u = np.expm1(tau) / math.expm1(eps0)
         self._of_v = np.exp(tau) * np.expm1(eps0 - tau) / math.expm1(eps0)
         self._factor = math.exp(eps0)
@@ -175,9 +182,10 @@ def _moments(eps0: float, rate: float) -> tuple[FloatArray, FloatArray, FloatArr
     orders = np.geomspace(0.05, 1e4, 40) / (trials.log_u[0] - trials.log_v[-1])
     found = []
     for powers in (1.0 + orders, -orders):
-        logs = np.multiply.outer(trials.log_u, powers), np.multiply.outer(trials.log_v, powers)
-        tops = np.maximum(*logs).max(axis=0)
-        _, bounds = trials.bounds(np.exp(logs[0] - tops), np.exp(logs[1] - tops))
+        of_u = np.multiply.outer(trials.log_u, powers)
+        of_v = np.multiply.outer(trials.log_v, powers)
+        tops = np.maximum(of_u, of_v).max(axis=0)
+        _, bounds = trials.bounds(np.exp(of_u - tops), np.exp(of_v - tops))
         found.append(tops + np.log(np.maximum(bounds.max(axis=0), 1e-300)))
     return orders, found[0], found[1]
 
@@ -185,16 +193,18 @@ def _moments(eps0: float, rate: float) -> tuple[FloatArray, FloatArray, FloatArr
 def _grid(eps0: float, rate: float, count: int) -> tuple[int, int, float]:
     """Places below and above 0, and the step, of a grid for the losses of so many releases."""
     orders, above, below = _moments(eps0, rate)
-    highest, lowest = math.log1p(rate * math.expm1(eps0)), -math.log1p(rate * math.expm1(-eps0))
+    highest = math.log1p(rate * math.expm1(eps0))
+    lowest = -math.log1p(rate * math.expm1(-eps0))
     deviation = min(rate * math.sinh(0.5 * eps0), 0.5 * (highest + lowest))
 
+    # Chernoff's bound on a tail of e^-`_TAIL`, the least over the orders; no loss exceeds count * most
+    def end(most: float, logs: FloatArray, step: float) -> float:
+        spread = 0.125 * (orders * step) ** 2  # a chord adds at most about this to log E[r^order]
+        chernoff = (count * (logs + spread) + _TAIL) / orders
+        return min(count * (most + step), float(chernoff.min()), _FURTHEST)
+
     def ends(step: float) -> tuple[float, float]:
-        spread = 0.125 * (orders * step) ** 2  # what a chord adds to log E[r^order] at most, about
-        low, high = (
-            min(count * (most + step), float(((count * (logs + spread) + _TAIL) / orders).min()), _FURTHEST)
-            for most, logs in ((lowest, below), (highest, above))
-        )
-        return low, high
+        return end(lowest, below, step), end(highest, above, step)
 
     step = _FINENESS * deviation * min(1.0, count / 64.0)
     places = min(max(2500.0, OPERATIONS / (_INTERVALS + 1) / count), 10_000.0)
@@ -208,7 +218,8 @@ def _curves(eps0: float, rate: float, count: int) -> dict[int, FloatArray]:
     """V_n - V_0 on the grid of ``count``, for n = count and every `rung` below it."""
     below, above, step = _grid(eps0, rate, count)
     one = _Step(_Trials(eps0, rate, _tau(eps0)), below, above, step)
-    values, kept = np.zeros(below + above + 1), {}
+    values = np.zeros(below + above + 1)
+    kept = {}
     for n in range(1, count + 1):
         values = one(values)
         if n in (count, rung(n)):
@@ -223,16 +234,17 @@ class _Step:
         places = np.asarray(np.arange(-below, above + 1) * step, np.float64)
         self._trials = trials
         self._reach = math.ceil(max(trials.log_u[0], -trials.log_v[-1]) / step * (1.0 + _RATIO_ERROR)) + 2
+        ratios = (trials.log_u, trials.log_v)
         self._sides = [
-            (at, _Filter(trials.log_u, part, step, sign), _Filter(trials.log_v, part, step, sign))
-            for at, part, sign in ((0, places[:below], -1.0), (below, places[below:], 1.0))
+            (0, [_Filter(log_r, places[:below], step, -1.0) for log_r in ratios]),
+            (below, [_Filter(log_r, places[below:], step, 1.0) for log_r in ratios]),
         ]
 
     def __call__(self, values: FloatArray) -> FloatArray:
         padded = np.pad(values, self._reach, mode="edge")
         bounds = [
-            self._trials.bounds(of_u(padded, self._reach + at), of_v(padded, self._reach + at))[1]
-            for at, of_u, of_v in self._sides
+            self._trials.bounds(*(of_ratio(padded, self._reach + at) for of_ratio in filters))[1]
+            for at, filters in self._sides
         ]
         values = np.concatenate([each.max(axis=0) for each in bounds]) * (1.0 + _STEP_ERROR)
         return np.maximum(values, 1e-280, out=values)  # denormal numbers are slow
@@ -243,17 +255,24 @@ class _Filter:
 
     ``sign`` is 1 for a >= 1, where F(r) = r V(a / r) grows with r, and -1 for a < 1, where F(r) = r V(a / r) - r + a
     falls: r is rounded that way.
+
+    With ``moves`` the whole steps in log r, and t its rest, log(a / r) lies t steps below the place that is ``moves``
+    below a. The chord in a gives the place below it the share s, and the place above it 1 - s:
+
+        t = log r / step - moves,    s = (e^(-t step) - 1) / (e^-step - 1).
+
+    Both count times r. The corner is F(r) for V_0: r - a for 1 <= a < r, and a - r for r < a < 1.
     """
 
     def __init__(self, log_r: FloatArray, places: FloatArray, step: float, sign: float) -> None:
         log_r = log_r + sign * _RATIO_ERROR * np.abs(log_r)
         moves = np.floor(log_r / step)
         share = np.expm1((moves - log_r / step) * step) / math.expm1(-step)
-        self._places, self._moves = places.size, moves.astype(np.int64)
+        self._places = places.size
+        self._moves = moves.astype(np.int64)
         self._upper, self._lower = ((np.exp(log_r) * each)[:, None] for each in (1.0 - share, share))
-        # F(r) if V is V_0: r - a for 1 <= a < r, and a - r for r < a < 1
-        held = np.flatnonzero(sign * places < (sign * log_r).max())
-        self._near = slice(0, held.size) if sign > 0 else slice(places.size - held.size, places.size)
+        held = int(np.count_nonzero(sign * places < (sign * log_r).max()))
+        self._near = slice(0, held) if sign > 0 else slice(places.size - held, places.size)
         near = places[self._near]
         least = np.minimum(log_r[:, None], near)
         self._corner = np.exp(least) * np.expm1(np.maximum(sign * (log_r[:, None] - near), 0.0))
@@ -291,7 +310,8 @@ def together(ranges: tuple[float, ...], direction: Literal["remove", "add"]) -> 
     step = total / _WIDE
     values = np.zeros(2 * _WIDE + 3)
     intervals = int(min(max(OPERATIONS / (8.0 * values.size * len(ranges)), _INTERVALS), 16 * _INTERVALS))
-    steps = {each: _Step(_Trials(each, 1.0, _tau(each, intervals)), _WIDE + 1, _WIDE + 1, step) for each in set(ranges)}
+    trials = {each: _Trials(each, 1.0, _tau(each, intervals)) for each in ranges}
+    steps = {each: _Step(trials[each], _WIDE + 1, _WIDE + 1, step) for each in trials}
     for each in ranges:
         values = steps[each](values)
     return _atoms(values, _WIDE + 1, _WIDE + 1, step, direction)
@@ -300,12 +320,19 @@ def together(ranges: tuple[float, ...], direction: Literal["remove", "add"]) -> 
 def _atoms(values: FloatArray, below: int, above: int, step: float, direction: Literal["remove", "add"]) -> Losses:
     """The pair of a curve, V - V_0 on a grid: its corners are the atoms.
 
-    Without the owner an atom weighs the change of the curve's slope in a, rounded up. Beside them is the mass of the
-    ratio 0 (the slope at 0) and, with the owner, of an infinite one (the value at the grid's end).
+    Between the places a and a e^step the slope in a is (V(a e^step) - V(a)) / (a (e^step - 1)). Without the owner an
+    atom weighs the change of the slope there, rounded up. Beside the atoms is the mass of the ratio 0 (the slope at 0)
+    and, with the owner, of an infinite one (the value at the grid's end).
     """
     losses = np.asarray(np.arange(-below, above + 1) * step, np.float64)
     a = np.exp(losses)
-    slopes = np.concatenate([values[:1] / a[:1], np.diff(values) / (a[:-1] * math.expm1(step)), np.zeros(1)])
+    slopes = np.concatenate(
+        [
+            values[:1] / a[:1],
+            np.diff(values) / (a[:-1] * math.expm1(step)),
+            np.zeros(1),
+        ]
+    )
     absent = np.diff(slopes) + 1e-15 * (np.abs(slopes[1:]) + np.abs(slopes[:-1]))
     absent[below] += 1.0  # the corner of max(0, 1 - a)
     absent = np.maximum(absent, 0.0)

@@ -1,8 +1,8 @@
-"""What noise leaves of a release, from public numbers, and what is poor about a plan.
+"""The share of a release that noise leaves, from public numbers, and the reasons why a plan is poor.
 
-Nothing here sees a record. What noise leaves is a share: 1 if a method is as good as without noise, 0 if it guesses
-among the labels. The rules for it were fitted to measured results; `vote_left`, `head_left` and `tokens_left` say how
-well.
+Nothing here sees a record. The share that is left is 1 if a method is as good as without
+noise, 0 if it guesses among the labels. The rules for it were fitted to measured results;
+`vote_left`, `head_left` and `tokens_left` say how well.
 """
 
 from __future__ import annotations
@@ -27,26 +27,30 @@ EMBEDDED, DIRECTIONS = 385, 65
 
 _LEADS = (0.19, 0.51, 0.75, 0.91, 0.99)
 
-_HEAD_SCALE, _HEAD_POWER = 11.3, 0.75
+_HEAD_SCALE = 11.3
+_HEAD_POWER = 0.75
 
 _WHOLE_RANGE = 6.7
 
 
 def vote_left(noise: VoteNoise, votes: float, labels: int) -> float:
-    """What noise leaves of a vote with so many expected votes.
+    """Return the share of a vote with so many expected votes that noise leaves.
 
-    The mean over five leads of a winner (19, 51, 75, 91 and 99 % of the votes: the middles of fifths of the law with
-    density 1 / (2 sqrt(1 - lead))) of the chance that it wins, by `VoteNoise.flip`, scaled so that guessing is 0.
+    The mean over five leads of a winner (19, 51, 75, 91 and 99 % of the votes: the middles
+    of fifths of the law with density 1 / (2 sqrt(1 - lead))) of the chance that it wins, by
+    `VoteNoise.flip`, scaled so that guessing is 0.
 
-    Measured: the leads were chosen on 126 rows of votes (`results/votes-*`, `results/blind-*`; 2 to 10 labels, 16 to
-    20 calls or up to 330 label votes, epsilon 1 to 8). Accuracy computed by it from that without noise errs there by
-    .016 (root mean square), by .045 at most. On 93 rows that nobody looked at (`results/trec`, `trec-bare`, `agnews`,
-    `sst2`) it errs by .019, by .09 at most, and rather promises too little. A vote whose leads are narrow (a gate that
-    lets in far more owners than resemble the question) loses more: up to .2 on `results/label-votes`.
+    Measured: the leads were chosen on 126 rows of votes (`results/votes-*`,
+    `results/blind-*`; 2 to 10 labels, 16 to 20 calls or up to 330 label votes, epsilon 1 to
+    8). Accuracy computed by it from that without noise errs there by .016 (root mean
+    square), by .045 at most. On 93 rows that nobody looked at (`results/trec`, `trec-bare`,
+    `agnews`, `sst2`) it errs by .019, by .09 at most, and rather promises too little. A
+    vote whose leads are narrow (a gate that lets in far more owners than resemble the
+    question) loses more: up to .2 on `results/label-votes`.
     """
     guess = 1.0 / labels
-    lost = sum(min(noise.flip(round(lead * votes), labels), 1.0 - guess) for lead in _LEADS) / len(_LEADS)
-    return max(0.0, 1.0 - lost / (1.0 - guess))
+    lost = [min(noise.flip(round(lead * votes), labels), 1.0 - guess) for lead in _LEADS]
+    return max(0.0, 1.0 - sum(lost) / len(_LEADS) / (1.0 - guess))
 
 
 def head_signal(owners: float, sigma: float, steps: float, features: int) -> float:
@@ -55,28 +59,33 @@ def head_signal(owners: float, sigma: float, steps: float, features: int) -> flo
 
 
 def head_left(owners: float, sigma: float, steps: float, features: int) -> float:
-    """What noise, and a small number of owners, leave of a head: 1 - exp(-(x / 11.3)^.75), x being `head_signal`.
+    """Return the share of a head that noise and a small number of owners leave.
 
-    Measured: fitted to the 120 rows with noise of `results/head` (2 to 10 labels, 250 to 7,500 owners, epsilon .3 to 8,
-    65 and 385 features), against the same head of all owners without noise. It errs by .034 (root mean square), by .11
-    at most. For fewer owners a second rule, `once.fitting.expected_accuracy`, was measured on its own.
+    It is 1 - exp(-(x / 11.3)^.75), x being `head_signal`.
+
+    Measured: fitted to the 120 rows with noise of `results/head` (2 to 10 labels, 250 to
+    7,500 owners, epsilon .3 to 8, 65 and 385 features), against the same head of all owners
+    without noise. It errs by .034 (root mean square), by .11 at most. For fewer owners a
+    second rule, `once.fitting.expected_accuracy`, was measured on its own.
     """
     return -math.expm1(-((head_signal(owners, sigma, steps, features) / _HEAD_SCALE) ** _HEAD_POWER))
 
 
 def tokens_left(range_bound: float) -> float:
-    """What clipping to a range leaves of a sampler's demonstrations: the share of 6.7, at most 1.
+    """Return the share of a sampler's demonstrations that clipping to a range leaves: range_bound / 6.7, at most 1.
 
-    Measured: of ROUGE-L's gain .93 at 6.2 and all at 7.3 and 8.4 (`results/decoding`), .86 at 5.8 and all at 6.8
-    (`results/tokens-e2e`), nothing at 1.7 (`results/tokens-mts`) and below (`results/rag`). In between it is a guess.
+    Measured: of ROUGE-L's gain .93 at 6.2 and all at 7.3 and 8.4 (`results/decoding`), .86
+    at 5.8 and all at 6.8 (`results/tokens-e2e`), nothing at 1.7 (`results/tokens-mts`) and
+    below (`results/rag`). In between it is a guess.
     """
     return min(1.0, range_bound / _WHOLE_RANGE)
 
 
 def poor(noise: VoteNoise, votes: float, labels: int, epsilon: float, head: tuple[int, float] | None) -> str | None:
-    """What is poor about a plan of votes, in words; None if nothing is. From public numbers.
+    """Say in words why a plan of votes is poor; None if it is not. From public numbers.
 
-    ``head``: the number of owners, if a plan keeps one, and delta, to say what a head would do at the same epsilon.
+    ``head``: the number of owners, if a plan keeps one, and delta, to say what a head would
+    do at the same epsilon.
     """
     left = vote_left(noise, votes, labels)
     if left >= POOR:
@@ -94,7 +103,7 @@ def poor(noise: VoteNoise, votes: float, labels: int, epsilon: float, head: tupl
 
 
 def poor_range(range_bound: float) -> str | None:
-    """What is poor about a plan of tokens, in words; None if nothing is. From public numbers."""
+    """Say in words why a plan of tokens is poor; None if it is not. From public numbers."""
     if tokens_left(range_bound) >= HALF:
         return None
     return (

@@ -23,7 +23,12 @@ def real(
     at_most: float | None = None,
 ) -> float:
     """Return `value` as a finite float inside the bounds, or raise `InvalidParameter`. Booleans are not numbers."""
-    limits = zip((">", ">=", "<", "<="), (gt, ge, lt, le), (above, at_least, below, at_most), strict=True)
+    limits = (
+        (">", gt, above),
+        (">=", ge, at_least),
+        ("<", lt, below),
+        ("<=", le, at_most),
+    )
     given = [(sign, inside, limit) for sign, inside, limit in limits if limit is not None]
     bound = "a finite number" + "".join(f" {sign} {limit:g}" for sign, _, limit in given)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -39,7 +44,8 @@ def real(
 
 def whole(name: str, value: object, *, at_least: int = 1, at_most: int | None = None) -> int:
     """Return `value` as an int inside the bounds, or raise `InvalidParameter`. 3.0 and True are not whole numbers."""
-    bound = f"a whole number >= {at_least}" + ("" if at_most is None else f" and <= {at_most}")
+    most = "" if at_most is None else f" and <= {at_most}"
+    bound = f"a whole number >= {at_least}{most}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise InvalidParameter(name, value, f"{bound}, not {type(value).__name__}")
     number = int(value)

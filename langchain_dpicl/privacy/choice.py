@@ -1,6 +1,7 @@
-"""What a plan chooses before it is frozen: a vote's mechanism, a rate; and the plans that it refuses, as all noise.
+"""The choices of a plan before it is frozen: a vote's mechanism, a rate; and the plans that are refused as all noise.
 
-All of it looks at public numbers alone: the promise, the number of releases, of calls, and of owners who may take part.
+All of it looks at public numbers alone: the promise, the number of releases, of calls, and
+of owners who may take part.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ CALLS = 20
 """Calls of one owner each on average, unless told otherwise."""
 
 ELIGIBLE = 0.2
-"""What share of the owners a question is taken to find near enough, unless told otherwise."""
+"""The share of the owners that a question is taken to find near enough, unless told otherwise."""
 
 _RATES = 9
 
 _PASSED = 1e-3
-"""How often a release makes more calls than it is padded to."""
+"""The probability that a release makes more calls than it is padded to."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class Crowd:
     members
         N; with own calls a number that they rarely pass, and are padded to by default.
     expected
-        How many outputs are expected to count: empty buckets count nothing.
+        The number of outputs that are expected to count: empty buckets count nothing.
     own_calls
-        Whether an owner adds or removes one output. Otherwise it replaces one.
+        True if an owner adds or removes one output. Otherwise it replaces one.
     """
 
     members: int
@@ -59,16 +60,17 @@ class Crowd:
     def of(
         cls, members: int, rate: float, owners: int | None, calls: float | None = None, capped: bool = False
     ) -> Crowd:
-        """At this rate, if so many owners may take part (None: unknown).
+        """The outputs at this rate, if so many owners may take part (None: unknown).
 
-        ``calls``: how many calls of one owner each are expected; None for shared buckets. ``capped``: calls have a cap.
+        ``calls``: the expected number of calls of one owner each; None for shared buckets.
+        ``capped``: calls have a cap.
         """
-        if calls is None:
-            return cls(members, members if owners is None else filled(members, rate, owners))
-        expected = calls if owners is None else rate * owners
-        if capped:
+        if calls is not None:
+            expected = calls if owners is None else rate * owners
+            if not capped:
+                return cls(max(members, usual_most(expected)), expected, True)
             return cls(members, min(expected, members))
-        return cls(max(members, usual_most(expected)), expected, True)
+        return cls(members, members if owners is None else filled(members, rate, owners))
 
     def ahead_by(self, share: float) -> int:
         """The lead of a winner who is ahead by this share of the expected outputs: at least 1."""
@@ -93,7 +95,7 @@ def calls_made(members: int | None, calls: float | None, pad_to: int | None, max
 
 
 def usual_most(calls: float) -> int:
-    """What a Poisson number of this mean exceeds with probability `_PASSED` at most."""
+    """The number that a Poisson number of this mean exceeds with probability `_PASSED` at most."""
     most = max(2, math.floor(calls))
     while pdtrc(most, calls) > _PASSED:
         most += 1
@@ -101,21 +103,22 @@ def usual_most(calls: float) -> int:
 
 
 def filled(members: int, rate: float, owners: int) -> float:
-    """How many of N shared buckets are expected to hold an owner."""
+    """The expected number of N shared buckets that hold an owner: N (1 - (1 - rate / N)^owners)."""
     return members * -math.expm1(owners * math.log1p(-min(rate / members, 1.0 - 1e-12)))
 
 
 def best_rate(epsilon: float, delta: float, count: int, members: int, owners: int) -> float:
     """The rate for N shared buckets with the largest expected margin over noise.
 
-    The margin grows with the number of buckets that are not empty, and the noise with the rate. The yardstick for all
-    mechanisms is the Gaussian vote. Rates at which a bucket holds 1/4 to `FULLEST` owners on average are compared.
+    The margin grows with the number of buckets that are not empty, and the noise with the
+    rate. The yardstick for all mechanisms is the Gaussian vote. Rates at which a bucket
+    holds 1/4 to `FULLEST` owners on average are compared.
     """
     best, chosen = -1.0, 1.0
     for owners_each in np.geomspace(FULLEST / 16.0, FULLEST, _RATES).tolist():
         rate = min(1.0, members * owners_each / owners)
-        sigma = _noise(epsilon, delta, LineRequest(GAUSSIAN, rate, count))
-        signal = 0.0 if sigma is None else filled(members, rate, owners) / sigma
+        sigma = _noise(epsilon, delta, LineRequest(GAUSSIAN, rate, count)) or math.inf
+        signal = filled(members, rate, owners) / sigma
         if signal > best * (1.0 + 1e-9):
             best, chosen = signal, rate
     return float(f"{chosen:.6g}")
@@ -130,7 +133,7 @@ def best_vote(
 
 def best_of(found: dict[str, tuple[float, float]]) -> str:
     """The mechanism of `compared` that is overturned less often."""
-    return min(found, key=lambda name: found[name][1]) if found else GAUSSIAN
+    return min(found, key=lambda name: found[name][1], default=GAUSSIAN)
 
 
 def compared(
@@ -140,22 +143,26 @@ def compared(
 
     A mechanism that no noise makes private enough is left out.
     """
-    margin, found = crowd.ahead_by(lead), {}
+    found = {}
     for name in (EXPONENTIAL, GAUSSIAN):
         parameter = _noise(epsilon, delta, LineRequest(name, rate, count, options=options_of(crowd)))
         if parameter is not None:
-            found[name] = parameter, VoteNoise(name, parameter, crowd.own_calls).flip(margin, labels)
+            noise = VoteNoise(name, parameter, crowd.own_calls)
+            found[name] = parameter, noise.flip(crowd.ahead_by(lead), labels)
     return found
 
 
 def crowd_of(line: PlanLine, members: int | None, expected: float | None) -> Crowd | None:
     """The outputs of a line's releases, from N or from the number that counts. None if neither is known."""
-    own, owners = line.own_calls, line.owners
-    if expected is None and own and owners is not None:
-        expected = line.rate * owners
-    if expected is None:
-        return None if members is None else Crowd.of(members, line.rate, owners, members if own else None)
-    return Crowd(max(members or 0, usual_most(expected) if own else math.ceil(expected)), expected, own)
+    own = line.own_calls
+    if expected is None and own and line.owners is not None:
+        expected = line.rate * line.owners
+    if expected is not None:
+        most = usual_most(expected) if own else math.ceil(expected)
+        return Crowd(max(members or 0, most), expected, own)
+    if members is None:
+        return None
+    return Crowd.of(members, line.rate, line.owners, members if own else None)
 
 
 def options_of(crowd: Crowd) -> dict[str, Any]:
@@ -174,13 +181,15 @@ def refuse_noise(line: PlanLine, overturned: float, crowd: Crowd, tickets: bool)
     """Raise `InfeasiblePlan` if noise overturns even a unanimous vote too often, with what would help."""
     if overturned <= OVERTURNED:
         return
-    fewer = f"fewer {'tickets' if tickets else 'releases'} than {line.count:,}"
-    gated = "" if tickets else " tickets=True with a threshold (then the count is each owner's, not the questions'),"
-    gated += "" if line.own_calls else " one owner per call (calls= without max_calls=, which takes less noise),"
+    helps = [f"fewer {'tickets' if tickets else 'releases'} than {line.count:,}"]
+    if not tickets:
+        helps.append("tickets=True with a threshold (then the count is each owner's, not the questions')")
+    if not line.own_calls:
+        helps.append("one owner per call (calls= without max_calls=, which takes less noise)")
     raise InfeasiblePlan(
         f"with this plan's noise ({line.family.parameter} {line.parameter:.4g}) an answer on which all "
         f"{crowd.expected:.3g} expected outputs agree is overturned with probability {overturned:.2g} "
-        f"(at most {OVERTURNED:g}): nothing was frozen or charged. What helps: {fewer},{gated} more owners or calls, a "
-        "larger epsilon, or a PrivateHead, which is released once and answers without end. To use it all the same: "
-        "PrivacyBudget(..., accept_noise=True), or --accept-noise"
+        f"(at most {OVERTURNED:g}): nothing was frozen or charged. What helps: {', '.join(helps)}, more owners or "
+        "calls, a larger epsilon, or a PrivateHead, which is released once and answers without end. To use it all the "
+        "same: PrivacyBudget(..., accept_noise=True), or --accept-noise"
     )

@@ -58,8 +58,9 @@ class Composition:
         self._places = places
         self._parts = [(losses, count) for losses, count in parts if count > 0]
         self._count = sum(count for _, count in self._parts)
-        finite = sum(count * math.log1p(-min(losses.infinity, 1.0 - 1e-16)) for losses, count in self._parts)
-        self.infinity = -math.expm1(finite)
+        self.infinity = -math.expm1(
+            sum(count * math.log1p(-min(losses.infinity, 1.0 - 1e-16)) for losses, count in self._parts)
+        )
         self._sum = SummedLosses(self._parts)
 
     @property
@@ -89,10 +90,17 @@ class Composition:
         start = min(chernoff, self._sum.largest) + rounding
         if start <= enough:
             return max(0.0, start)
-        return max(0.0, self._refined(lambda curve: curve.epsilon(delta) + rounding, order, None, rest, start, enough))
+        return max(
+            0.0,
+            self._refined(lambda curve: curve.epsilon(delta) + rounding, order, None, rest, start, enough),
+        )
 
     def delta(self, epsilon: float) -> float:
-        """A certified upper bound on delta at `epsilon` (any sign), at most 1."""
+        """A certified upper bound on delta at `epsilon` (any sign), at most 1.
+
+        The search starts at Chernoff's bound M(s) e^(-s epsilon), with the saddlepoint estimate of delta, that bound
+        over 1 + s (1 + s) sqrt(2 pi) times the tilted deviation, for the part of the finite losses.
+        """
         if not self._parts:
             return max(0.0, -math.expm1(epsilon))
         epsilon -= _LOSS_ERROR * self._count
@@ -130,16 +138,20 @@ class Composition:
         """
         at = self._sum.moments(order)
         guess = at.mean if epsilon is None else epsilon
-        rare = self._count < 64 or at.variance > 4.0 * self._sum.moments(0.0).variance
-        steepest, step, settled = order, None, True
         worth = 12.0 * GRID_ERROR if epsilon is None else 0.01
-        if rare:
+        attempts = 12 if epsilon is None else 8
+        steepest = order
+        step = None
+        if self._count < 64 or at.variance > 4.0 * self._sum.moments(0.0).variance:  # large losses are few or rare
             order = self._narrow_order(steepest, guess, delta)
             step = 8.0 * self._step(order)
-        best, bound = start, math.inf
-        for _ in range(12 if epsilon is None else 8):
+        settled = True
+        best = start
+        bound = math.inf
+        for _ in range(attempts):
             curve = self._curve(order, guess, delta, step)
-            coarser, bound = bound, value(curve)
+            coarser = bound
+            bound = value(curve)
             best = min(best, bound)
             if step is None and (epsilon is not None or abs(bound - guess) <= 0.1 * abs(bound)):
                 break
@@ -150,7 +162,8 @@ class Composition:
                 guess = best
             else:
                 delta = min(delta, max(best - self.infinity, 1e-290))
-            last, order = order, self._narrow_order(steepest, guess, delta)
+            last = order
+            order = self._narrow_order(steepest, guess, delta)
             settled = 0.6 < order / last < 1.7
             step = curve.step / 4.0
         return best
@@ -160,8 +173,15 @@ class Composition:
         """One release needs no grid: its own atoms, in order."""
         losses = self._parts[0][0]
         order = np.argsort(losses.losses)
-        masses = losses.masses[order] * (1.0 + _MASS_ERROR)
-        return _Curve(losses.losses[order], masses, losses.infinity, np.zeros(order.size), 0.0, 0.0, True)
+        return _Curve(
+            losses=losses.losses[order],
+            masses=losses.masses[order] * (1.0 + _MASS_ERROR),
+            infinity=losses.infinity,
+            noise=np.zeros(order.size),
+            mean=0.0,
+            step=0.0,
+            is_finest=True,
+        )
 
     def _left_out(self, order: float, epsilon: float, delta: float) -> float:
         """The tilted weight that the window may leave out on either side.
@@ -203,7 +223,10 @@ class Composition:
         return step
 
     def _curve(self, order: float, epsilon: float, delta: float, step: float | None) -> _Curve:
-        """The sum's masses in a window that holds what matters for delta(epsilon), if that is about `delta`."""
+        """The sum's masses in a window that is wide enough for delta(epsilon), if that is about `delta`.
+
+        The transform gives the tilted masses w. At a place t the mass is w M(s) e^(-s t), s being the order.
+        """
         from scipy.fft import next_fast_len  # 30 ms, and many processes never compose
 
         left_out = self._left_out(order, epsilon, delta)
@@ -218,8 +241,8 @@ class Composition:
             if high - low <= 1.2 * step * self._places:
                 break
         first = math.floor(low / step)
-        high = max(high, epsilon)
-        size = next_fast_len(max(math.ceil(high / step) - first + 2, 16), real=True)
+        last = math.ceil(max(high, epsilon) / step)
+        size = next_fast_len(max(last - first + 2, 16), real=True)
         places, per_place, in_total = self._transform(grids, order, size)
         at = tilted.moments(order)
         losses = np.asarray((first + np.arange(size)) * step, np.float64)
@@ -229,15 +252,27 @@ class Composition:
         # P(L > top) <= M e^(-order * top) times the tilted weight above the top
         beyond = math.exp(min(0.0, at.log - order * float(losses[-1]) + math.log(left_out)))
         noise = np.minimum(_deltas(untilt * per_place, losses, at.mean)[0], untilt * in_total)
-        return _Curve(losses, masses, self.infinity + beyond, noise, at.mean, step, step <= finest)
+        return _Curve(
+            losses,
+            masses,
+            infinity=self.infinity + beyond,
+            noise=noise,
+            mean=at.mean,
+            step=step,
+            is_finest=step <= finest,
+        )
 
     def _transform(
         self, grids: list[tuple[GridLosses, int]], order: float, size: int
     ) -> tuple[FloatArray, float, float]:
         """The tilted sum's masses modulo `size`; bounds on the floating-point error of each, and of all together.
 
-        For each: |computed^n - exact^n| <= (|computed| + error)^n - |computed|^n in every frequency. All together: the
-        computed spectrum is that of masses w + d with |d|_2 <= error |w|_2, so the sum is off by at most n |d|_1.
+        The tilted masses of one release are w = m e^(s t) over their sum. The spectrum of the sum is the product of
+        theirs, each to the power of its count n: it is the exponential of the sum of n log(spectrum of w).
+
+        For each place: |computed^n - exact^n| <= (|computed| + error)^n - |computed|^n in every frequency. All
+        together: the computed spectrum is that of masses w + d with |d|_2 <= error |w|_2, so the sum is off by at most
+        n |d|_1.
         """
         error = _TRANSFORM_ERROR * (math.ceil(math.log2(size)) + 1)
         log_power = np.zeros(size // 2 + 1, np.complex128)
@@ -278,7 +313,10 @@ class _Curve:
     is_finest: bool
 
     def delta(self, epsilon: float) -> float:
-        """delta(epsilon), rounded up. Below the window delta grows by less than 1 - e^(epsilon - low)."""
+        """delta(epsilon), rounded up: the sum of (1 - e^(epsilon - l)) m over the losses l above epsilon, and noise.
+
+        Below the window delta grows by less than 1 - e^(epsilon - low).
+        """
         low = float(self.losses[0])
         if epsilon < low and self.step:
             return min(1.0, self.delta(low) - math.expm1(epsilon - low))
@@ -287,7 +325,13 @@ class _Curve:
         return self.infinity + (tail + float(self.noise[max(start - 1, 0)])) * (1.0 + 1e-12)
 
     def epsilon(self, delta: float) -> float:
-        """The least epsilon in the window with delta(epsilon) <= delta (its lower end if that is enough)."""
+        """The least epsilon in the window with delta(epsilon) <= delta (its lower end if that is enough).
+
+        Between two places delta is linear in e^epsilon, P - e^(epsilon - high) Q with the P-mass above epsilon and the
+        Q-mass there times e^high, and the noise no larger than at the lower one. So there epsilon is
+
+            high + log((P - delta) / Q).
+        """
         room = (delta - self.infinity) * (1.0 - 1e-12)
         if room <= 0.0:
             return math.inf
@@ -299,7 +343,6 @@ class _Curve:
         if last + 1 == self.losses.size:  # errors alone are too much
             return math.inf
         low, high = float(self.losses[last]), float(self.losses[last + 1])
-        # Between two places delta is linear in e^epsilon, and the noise no larger than at the lower one.
         q_mass = float((np.exp(high - self.losses[last + 1 :]) * self.masses[last + 1 :]).sum())
         p_mass = float(above[last]) * (1.0 + _ULP * above.size) + float(self.noise[last])
         epsilon = high + math.log(max(p_mass - room, 1e-300) / q_mass) if q_mass > 0.0 else high

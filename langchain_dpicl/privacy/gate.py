@@ -19,18 +19,22 @@ from langchain_dpicl.privacy.profile import MAX_COUNT
 class Gate:
     """The public numbers of a plan with tickets: how much noise it needs if only relevant owners take part.
 
-    Size such a plan by the owners that a query finds eligible, E of them, a public estimate: the rate is
-    q = min(1, members * shots / E), or min(1, calls / E) with one owner per call. Its count T is not a number of
-    queries but of each owner's tickets: every query that finds the owner eligible uses one. So the number of queries
-    has no limit, and an owner that is eligible for a share s of them lasts T / s queries.
+    Size such a plan by the owners that a query finds eligible, E of them, a public
+    estimate: the rate is q = min(1, members * shots / E), or min(1, calls / E) with one
+    owner per call. Its count T is not a number of queries but of each owner's tickets:
+    every query that finds the owner eligible uses one. So the number of queries has no
+    limit, and an owner that is eligible for a share s of them lasts T / s queries.
 
-    If E is much below the number of owners, q is larger than without a gate, and amplifies less. That is the price of
-    relevance. These numbers show it: noise against rate, members and tickets, beside the blind plan of the same
-    epsilon, for T queries in all and for as many as an average owner's tickets last.
+    If E is much below the number of owners, q is larger than without a gate, and amplifies
+    less. That is the price of relevance. These numbers show it: noise against rate, members
+    and tickets, beside the blind plan of the same epsilon, for T queries in all and for as
+    many as an average owner's tickets last.
 
-    ``epsilon`` and ``delta`` bound what all releases together reveal of an owner. ``mechanism`` and ``options`` are the
-    family of the releases and its fixed numbers. Of ``owners`` a query finds ``eligible``, an estimate. ``members``,
-    ``rate`` and ``tickets`` are N, q and T; with ``calls`` (one owner each) ``members`` is their expected number.
+    ``epsilon`` and ``delta`` bound what all releases together reveal of an owner.
+    ``mechanism`` and ``options`` are the family of the releases and its fixed numbers. Of
+    ``owners`` a query finds ``eligible``, an estimate. ``members``, ``rate`` and
+    ``tickets`` are N, q and T; with ``calls`` (one owner each) ``members`` is their
+    expected number.
     """
 
     epsilon: float
@@ -51,12 +55,12 @@ class Gate:
 
     @property
     def unit(self) -> str:
-        """What ``members`` counts."""
+        """The unit of ``members``, in words."""
         return "call" if self.calls else "member"
 
     @property
     def lasting(self) -> int:
-        """How many queries an average owner's tickets last."""
+        """The number of queries that an average owner's tickets last."""
         return self.tickets * self.owners // self.eligible
 
     @property
@@ -70,8 +74,11 @@ class Gate:
 
     def solve(self, rate: float, count: int) -> PrivacyPlan:
         """The plan of one line at this rate, for ``count`` tickets or queries."""
-        request = LineRequest(self.mechanism, rate, count, options=self.options)
-        return PrivacyPlan.solve(epsilon=self.epsilon, delta=self.delta, lines={self.mechanism: request})
+        return PrivacyPlan.solve(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            lines={self.mechanism: LineRequest(self.mechanism, rate, count, options=self.options)},
+        )
 
     def noise(self, rate: float, count: int) -> float | None:
         """The noise of `solve`. None if no noise is enough, or if ``count`` is beyond the accountant."""
@@ -81,14 +88,14 @@ class Gate:
             return None
 
     def outputs(self, members: int) -> float:
-        """How many outputs are expected to count with another number of members: those of empty buckets do not."""
+        """The expected number of outputs that count with another number of members: those of empty buckets do not."""
         rate = self.rate_of(members)
         return rate * self.eligible if self.calls else filled(members, rate, self.eligible)
 
     @property
     def _weight(self) -> int:
-        """By what the odds of two outcomes divide eps0, for each output between them."""
-        return self.family.weight // (2 if self.family.own_calls else 1)
+        """The number by which the odds of two outcomes divide eps0, for each output between them."""
+        return self.family.weight // 2 if self.family.own_calls else self.family.weight
 
     @property
     def signal_name(self) -> str:
@@ -97,16 +104,18 @@ class Gate:
             return "exemplars * range_bound"
         if self.family.noisier > 0:
             return f"outputs / {self.family.parameter}"
-        return "outputs * eps0" + (f" / {self._weight}" if self._weight > 1 else "")
+        return f"outputs * eps0 / {self._weight}" if self._weight > 1 else "outputs * eps0"
 
     def signal(self, members: int, parameter: float | None) -> float | None:
-        """How much all outputs together can say, over the noise: more is better. None without a parameter.
+        """The signal of all outputs together over the noise: more is better. None without a parameter.
 
-        M outputs are expected: those of empty buckets count nothing. For a sigma, M / sigma. For vote-em, M eps0 / 2:
-        the logarithm of the odds of a label that all outputs name against one that none names. For joint-em the same of
-        a word, and for the median of the points on one side of all outputs, M eps0 / 4. A field of a structured answer
-        has its share of M eps0 / 2. With one owner per call, twice these. For tokens, expected exemplars times
-        range_bound: the furthest that they move two logits.
+        M outputs are expected: those of empty buckets count nothing. For a sigma,
+        M / sigma. For vote-em, M eps0 / 2: the logarithm of the odds of a label that all
+        outputs name against one that none names. For joint-em the same of a word, and for
+        the median of the points on one side of all outputs, M eps0 / 4. A field of a
+        structured answer has its share of M eps0 / 2. With one owner per call, twice these.
+        For tokens, expected exemplars times range_bound: the furthest that they move two
+        logits.
         """
         if parameter is None:
             return None
@@ -119,7 +128,13 @@ class Gate:
         """Noise and signal for these members at this rate; ``count`` is ``tickets=`` or ``queries=``."""
         (number,) = count.values()
         noise = self.noise(rate, number)
-        return {"members": members, "rate": rate, **count, "noise": noise, "signal": self.signal(members, noise)}
+        return {
+            "members": members,
+            "rate": rate,
+            **count,
+            "noise": noise,
+            "signal": self.signal(members, noise),
+        }
 
     def trade_off(self) -> list[dict[str, Any]]:
         """A `point` for each of several numbers of members, with as many exemplars each, and of tickets."""
@@ -130,6 +145,7 @@ class Gate:
         return [
             self.point(members, self.rate_of(members), tickets=count)
             for members in crowds
+            if members <= most
             for count in counts
-            if members <= most and count <= MAX_COUNT
+            if count <= MAX_COUNT
         ]

@@ -33,15 +33,16 @@ class LineRequest:
     Parameters
     ----------
     mechanism, options
-        A name in `MECHANISMS`, and the fixed public numbers of the mechanism (delta0 for `ptr`). ``family`` is the
-        mechanism with them.
+        A name in `MECHANISMS`, and the fixed public numbers of the mechanism (delta0 for
+        `ptr`). ``family`` is the mechanism with them.
     rate, count
         Probability with which an owner takes part in one release; how many releases (for `tokens`: how many tokens).
     weight
         Share of the plan's privacy loss that this line may use, relative to the other lines' weights.
     owners
-        The number of owners from which the rate was chosen; None if the rate came from elsewhere. This number is
-        public from then on, and no other number of owners is. The noise does not depend on it.
+        The number of owners from which the rate was chosen; None if the rate came from
+        elsewhere. This number is public from then on, and no other number of owners is. The
+        noise does not depend on it.
     """
 
     mechanism: str
@@ -69,7 +70,7 @@ class LineRequest:
 
     @property
     def own_calls(self) -> bool:
-        """Whether every output is of one owner."""
+        """True if every output is of one owner."""
         return self.family.own_calls
 
     def line(self, parameter: float, count: int | None = None) -> Line:
@@ -86,8 +87,11 @@ class PlanLine(LineRequest):
     def __post_init__(self) -> None:
         super().__post_init__()
         family = self.family
-        checked = real(family.parameter, self.parameter, at_least=family.low, at_most=family.high)
-        object.__setattr__(self, "parameter", checked)
+        object.__setattr__(
+            self,
+            "parameter",
+            real(family.parameter, self.parameter, at_least=family.low, at_most=family.high),
+        )
 
     def describe(self) -> str:
         """Say in words what one release gives out and with how much noise."""

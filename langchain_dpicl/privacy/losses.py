@@ -1,4 +1,4 @@
-"""Privacy losses of a dominating pair, as atoms: what all accounting here is made of.
+"""Privacy losses of a dominating pair, as atoms: all accounting here is made of them.
 
 A pair (P, Q) of output distributions has the privacy loss L = log(P/Q), drawn under P. It determines
 
@@ -52,11 +52,13 @@ class Losses:
         """
         if rate == 1.0:
             return self
-        losses = np.append(math.log1p(-rate), mixed(self.losses, rate))
         under_q = np.exp(np.log(np.maximum(self.masses, 1e-320)) - self.losses)
         missing = max(0.0, 1.0 - float(under_q.sum()))
-        masses = np.append((1.0 - rate) * missing, rate * self.masses + (1.0 - rate) * under_q)
-        return Losses(losses, masses, rate * self.infinity)
+        return Losses(
+            np.append(math.log1p(-rate), mixed(self.losses, rate)),
+            np.append((1.0 - rate) * missing, rate * self.masses + (1.0 - rate) * under_q),
+            rate * self.infinity,
+        )
 
     def added(self, rate: float) -> Losses:
         """Amplified by a Poisson sample, direction ADD: the pair (P, (1-q) P + q Q), P being without the owner.
@@ -65,11 +67,20 @@ class Losses:
         """
         if rate == 1.0:
             return self
-        losses = np.append(-mixed(-self.losses, rate), -math.log1p(-rate))
-        return Losses(losses, np.append(self.masses, self.infinity), 0.0)
+        return Losses(
+            np.append(-mixed(-self.losses, rate), -math.log1p(-rate)),
+            np.append(self.masses, self.infinity),
+        )
 
     def spread(self, step: float) -> GridLosses:
-        """Onto the multiples of `step`, keeping each atom's mass under P and under Q (so never below the truth)."""
+        """Move the atoms to multiples of `step`, keeping each one's mass under P and under Q: never below the truth.
+
+        An atom that lies x above the multiple to its left gives its right neighbour the share
+
+            (e^-x - 1) / (e^-step - 1),
+
+        and its left neighbour the rest: the two keep the sum of masses, and of masses times e^-loss.
+        """
         cells = np.floor(self.losses / step)
         inside = np.clip(self.losses - cells * step + 1e-15 * np.abs(self.losses), 0.0, step)  # rounded up
         right = np.expm1(-inside) / math.expm1(-step)
@@ -80,7 +91,7 @@ class Losses:
         return GridLosses(np.asarray(places * step, np.float64), masses[held], self.infinity, places=places)
 
     def compose(self, other: Losses, points: int = 4096) -> Losses:
-        """Both on the same sample, one after the other: losses add up. Exact for few atoms, else on a common grid.
+        """Compose both on the same sample: losses add up. Exact for few atoms, else on a common grid.
 
         The grid's masses are convolved directly, so there is no Fourier noise.
         """
@@ -89,7 +100,8 @@ class Losses:
             losses = np.add.outer(self.losses, other.losses).ravel()
             return Losses(losses, np.multiply.outer(self.masses, other.masses).ravel(), infinity)
         step = max(float(np.ptp(self.losses) + np.ptp(other.losses)) / points, 1e-9)
-        first, dense = 0, list[FloatArray]()
+        first = 0
+        dense: list[FloatArray] = []
         for grid in (self.spread(step), other.spread(step)):
             low = int(grid.places.min())
             first += low
@@ -131,10 +143,19 @@ def from_tails(edges: FloatArray, above: FloatArray, below: FloatArray) -> Losse
     """Connect the dots for a pair that is its own mirror image (P and Q may swap), on edges symmetric about 0.
 
     `above[i]` = P(L > edges[i]) and `below[i]` = P(L <= edges[i]), each accurate if it is small. The mirror gives Q:
-    Q(a < L <= b) = P(-b <= L < -a). What lies outside the edges goes to infinity above (more leakage accounted for) and
-    to the lowest edge below (its Q-mass becomes `missing`).
+    Q(a < L <= b) = P(-b <= L < -a). A cell with the mass p under P and q under Q, between the edges a and b, gives its
+    right edge
+
+        (p - e^a q) / (1 - e^(a - b)),
+
+    and its left edge the rest. The mass outside of the edges goes to infinity above (more leakage accounted for) and to
+    the lowest edge below (its Q-mass becomes `missing`).
     """
-    p_cell = np.maximum(np.where(edges[:-1] > 0.0, above[:-1] - above[1:], below[1:] - below[:-1]), 0.0)
+    p_cell = np.where(
+        edges[:-1] > 0.0,
+        np.maximum(above[:-1] - above[1:], 0.0),
+        np.maximum(below[1:] - below[:-1], 0.0),
+    )
     with np.errstate(over="ignore", invalid="ignore"):
         right = (p_cell - np.exp(edges[:-1]) * p_cell[::-1]) / -np.expm1(-np.diff(edges))
     right = np.clip(np.nan_to_num(right, nan=np.inf), 0.0, p_cell)
@@ -161,16 +182,19 @@ class SummedLosses:
     """Exponential moments of a sum of independent finite losses: they steer `composition`, and are bounds of their own.
 
     All follows from log M(s) = log E[e^(s L); L finite], which adds up over releases. Its derivative at s is the mean
-    of the losses after tilting (masses times e^(s L), normalised). Chernoff's bound P(L > t) <= M(s) e^(-s t) holds for
-    every s >= 0. ``parts`` are pairs of one release's losses and how many such releases there are; ``least`` and
-    ``largest`` are the ends of the sum.
+    of the losses after tilting (masses times e^(s L), normalised), and its second derivative their variance:
+
+        w_i = m_i e^(s l_i),    mean = sum w_i l_i / sum w_i,    variance = sum w_i (l_i - mean)^2 / sum w_i.
+
+    Chernoff's bound P(L > t) <= M(s) e^(-s t) holds for every s >= 0. ``parts`` are pairs of one release's losses and
+    the number of such releases; ``least`` and ``largest`` are the ends of the sum.
     """
 
     def __init__(self, parts: Sequence[tuple[Losses, int]]) -> None:
-        held = [(each.losses[each.masses > 0.0], each.masses[each.masses > 0.0], count) for each, count in parts]
-        self._parts = [(losses, np.log(masses), count) for losses, masses, count in held]
-        self.least = sum(count * float(losses.min()) for losses, _, count in held)
-        self.largest = sum(count * float(losses.max()) for losses, _, count in held)
+        held = [(each, each.masses > 0.0, count) for each, count in parts]
+        self._parts = [(each.losses[at], np.log(each.masses[at]), count) for each, at, count in held]
+        self.least = sum(count * float(losses.min()) for losses, _, count in self._parts)
+        self.largest = sum(count * float(losses.max()) for losses, _, count in self._parts)
         self._known: dict[float, Moments] = {}
 
     def moments(self, order: float) -> Moments:
@@ -233,7 +257,9 @@ class SummedLosses:
         ends = []
         for sign, end in ((-1.0, self.least), (1.0, self.largest)):
             shift = sign * math.sqrt(2.0 * room) / here.deviation
-            least, worse, smallest = sign * end, 0, 1e-6 * abs(shift)
+            smallest = 1e-6 * abs(shift)
+            least = sign * end
+            worse = 0
             while worse < 3 and abs(shift) > smallest:
                 reach = sign * (self.moments(order + shift).log - here.log + room) / shift
                 worse = worse + 1 if reach >= least else 0
@@ -246,11 +272,15 @@ class SummedLosses:
 def crossing(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
     """An x near which `function` changes its sign between `low` and `high` (it must have different signs there).
 
-    A search, no certificate: inverse quadratic steps if they are safe, else halving (Chandrupatla 1997).
+    A search, no certificate: inverse quadratic steps if they are safe, else halving (Chandrupatla 1997). The crossing
+    lies between a, the last x, and b; c is the end that was given up last. The next x is a + share (b - a), with
+
+        share = f_a f_c / ((f_b - f_a) (f_b - f_c)) + (c - a) / (b - a) f_a f_b / ((f_c - f_a) (f_c - f_b)).
     """
     b, a = low, high
     at_b, at_a = function(b), function(a)
-    c, at_c, share = a, at_a, 0.5
+    c, at_c = a, at_a
+    share = 0.5
     for _ in range(200):
         x = a + share * (b - a)
         at_x = function(x)

@@ -20,19 +20,21 @@ Options: TypeAlias = Mapping[str, Any]
 class Mechanism(ABC):
     """A family of mechanisms with one noise ``parameter`` between ``low`` and ``high``.
 
-    A subclass is a family. Its fields are the other numbers of a mechanism, public and fixed; made by `number`,
-    `numbers`, `count` and `flag`, they are checked when an instance is made. `profile` holds for ``neighbours``, before
-    amplification.
+    A subclass is a family. Its fields are the other numbers of a mechanism, public and
+    fixed; made by `number`, `numbers`, `count` and `flag`, they are checked when an
+    instance is made. `profile` holds for ``neighbours``, before amplification.
 
-    ``noisier`` is +1 if a larger parameter means more noise (a sigma), -1 if it means less (an eps0, a range bound).
-    ``words`` says what one release gives out: a format of the parameter ``p`` and the fields.
+    ``noisier`` is +1 if a larger parameter means more noise (a sigma), -1 if it means less
+    (an eps0, a range bound). ``words`` says what one release gives out: a format of the
+    parameter ``p`` and the fields.
 
     Further facts, for plans and for people:
 
-    - ``unit``: of what a line counts so many.
+    - ``unit``: the things that a line counts.
     - ``all_take_part``: it is released once, and has a rate of 1.
-    - ``outcomes``: between how many it chooses, unless told otherwise.
-    - ``weight``: by what eps0 is divided in the logarithm of the odds of two outcomes, for each output between them.
+    - ``outcomes``: the number of outcomes between which it chooses, unless told otherwise.
+    - ``weight``: the divisor of eps0 in the logarithm of the odds of two outcomes, for each
+      output between them.
     """
 
     name: ClassVar[str]
@@ -60,7 +62,7 @@ class Mechanism(ABC):
 
     @property
     def own_calls(self) -> bool:
-        """Whether an owner adds or removes one output and moves no other. Otherwise it replaces one."""
+        """True if an owner adds or removes one output and moves no other. Otherwise it replaces one."""
         return False
 
     @property
@@ -77,18 +79,29 @@ class Mechanism(ABC):
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            object.__setattr__(self, each.name, each.metadata["check"](each.name, getattr(self, each.name)))
+            object.__setattr__(
+                self,
+                each.name,
+                each.metadata["check"](each.name, getattr(self, each.name)),
+            )
 
     @classmethod
     def of(cls, options: Options) -> Self:
         """The mechanism with these fixed numbers, and its defaults. Raises `InvalidParameter`, which names them."""
         known = cls.fixed()
         for name in sorted(set(options) - set(known)):
-            bound = f"{cls.name} has options: {', '.join(known) or 'none'}"
-            raise InvalidParameter(f"options[{name!r}]", options[name], bound)
+            raise InvalidParameter(
+                f"options[{name!r}]",
+                options[name],
+                f"{cls.name} has options: {', '.join(known) or 'none'}",
+            )
         for name, about in known.items():
             if name not in options and about.default is MISSING:
-                raise InvalidParameter(f"options[{name!r}]", None, f"{cls.name} needs {about.metadata['words']}")
+                raise InvalidParameter(
+                    f"options[{name!r}]",
+                    None,
+                    f"{cls.name} needs {about.metadata['words']}",
+                )
         return cls(**options)
 
     @classmethod
@@ -121,8 +134,11 @@ class Mechanism(ABC):
 
     def describe(self, parameter: float) -> str:
         """Say in words what one release gives out and with how much noise."""
-        weight = parameter if self.own_calls else parameter / 2.0
-        return self.words.format(p=parameter, weight=weight, **vars(self))
+        return self.words.format(
+            p=parameter,
+            weight=parameter if self.own_calls else parameter / 2.0,
+            **vars(self),
+        )
 
     @classmethod
     def coordinate(cls, parameter: float) -> float:
@@ -132,8 +148,9 @@ class Mechanism(ABC):
     @classmethod
     def at_coordinate(cls, coordinate: float) -> float:
         """The parameter at a coordinate, inside the bounds, six digits, rounded towards MORE noise."""
-        value = math.exp(min(max(-cls.noisier * coordinate, math.log(cls.low)), math.log(cls.high)))
-        return min(cls.high, max(cls.low, round_digits(value, 6, cls.noisier)))
+        logarithm = min(max(-cls.noisier * coordinate, math.log(cls.low)), math.log(cls.high))
+        rounded = round_digits(math.exp(logarithm), 6, cls.noisier)
+        return min(cls.high, max(cls.low, rounded))
 
     @classmethod
     def coordinates(cls) -> tuple[float, float]:
@@ -143,11 +160,10 @@ class Mechanism(ABC):
 
 
 def round_digits(value: float, digits: int, direction: int) -> float:
-    """`value` at so many significant digits, up for direction > 0 and down otherwise."""
+    """`value` at so many significant digits, up for direction 1 and down for -1."""
     places = digits - 1 - math.floor(math.log10(value))
-    for nudge in range(2):
-        scaled = value * 10.0**places
-        whole_digits = (math.ceil(scaled) + nudge) if direction > 0 else (math.floor(scaled) - nudge)
+    nearest = direction * math.ceil(direction * value * 10.0**places)
+    for whole_digits in (nearest, nearest + direction):
         rounded = float(f"{whole_digits}e{-places}")
         if (rounded - value) * direction >= 0.0:
             return rounded
@@ -197,8 +213,11 @@ def numbers(words: str, most: int) -> Any:
 def _declared(
     words: str, check: Callable[[str, object], Any], default: Any, *, high: float = math.nan, quiet: bool = False
 ) -> Any:
-    metadata = {"words": words, "check": check, "high": high, "quiet": quiet}
-    return field(default=default, metadata=metadata, kw_only=True)
+    return field(
+        default=default,
+        metadata={"words": words, "check": check, "high": high, "quiet": quiet},
+        kw_only=True,
+    )
 
 
 def _plain(value: Any) -> Any:

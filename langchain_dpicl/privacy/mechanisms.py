@@ -60,16 +60,22 @@ class _NoisySum(Mechanism):
 
 
 @dataclass(frozen=True)
-class _Exponential(_OfOutputs):
-    """An exponential mechanism of range eps0: no two outcomes' log-ratios differ by more."""
+class _Ranged(Mechanism):
+    """A mechanism of bounded range: no two outcomes' log-ratios differ by more than its parameter."""
 
-    parameter = "eps0"
     low = 1e-6
     high = 100.0
     noisier = -1
 
     def build(self, parameter: float) -> Profile:
         return BoundedRange(parameter)
+
+
+@dataclass(frozen=True)
+class _Exponential(_Ranged, _OfOutputs):
+    """An exponential mechanism of range eps0."""
+
+    parameter = "eps0"
 
     def _flip(self, eps0: float, votes: int, outcomes: int) -> float:
         return VoteNoise(EXPONENTIAL, eps0, self.own_calls).flip(votes, outcomes)
@@ -144,8 +150,8 @@ class Embedding(_NoisySum, _OfOutputs):
     step: float = _lattice(2.0**-16)
 
     def build(self, parameter: float) -> Profile:
-        moved = 1.0 if self.own_calls else 2.0
-        return Gaussian(lattice_multiplier(parameter / self.step, moved / self.step))
+        moves = 1.0 if self.own_calls else 2.0
+        return Gaussian(lattice_multiplier(parameter / self.step, moves / self.step))
 
 
 @dataclass(frozen=True)
@@ -191,8 +197,7 @@ class PTR(_NoisySum):
             return test
         return test.compose(BoundedRange(min(200.0, self.select / parameter)))
 
-    def flip(self, parameter: float, votes: int, outcomes: int) -> float:
-        return 0.0
+    flip = Mechanism.flip  # it has no meaning here
 
 
 def default_delta0(delta: float, rate: float, count: int, lines: int = 1) -> float:
@@ -315,20 +320,14 @@ class FieldDraws(_Exponential):
 
 
 @dataclass(frozen=True)
-class Tokens(Mechanism):
+class Tokens(_Ranged):
     """One token from mixed logits, of which an owner's term has a bounded range."""
 
     name = "tokens"
     parameter = "range_bound"
-    low = 1e-6
-    high = 100.0
-    noisier = -1
     neighbours = "one owner's term added or removed"
     words = "one token from softmax(public logits + terms of range at most {p:g} each)"
     unit = "tokens"
-
-    def build(self, parameter: float) -> Profile:
-        return BoundedRange(parameter)
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,7 @@ class SecureRandomness:
             return np.zeros(size, np.int64)
         kept = np.empty(0, np.uint64)
         while kept.size < size:
-            need = size - kept.size
-            drawn = _words(2 * need + 8) >> np.uint64(64 - bits)
+            drawn = _words(2 * (size - kept.size) + 8) >> np.uint64(64 - bits)
             kept = np.concatenate([kept, drawn[drawn < np.uint64(high)]])
         return kept[:size].astype(np.int64)
 
@@ -124,7 +123,10 @@ class SecureRandomness:
         E = K ln 2 + E' with K geometric (so P(E >= k ln 2) = 2^-k) and E' in [0, ln 2) from the truncated
         law, P(E' <= x) = 2 (1 - e^-x), that is E' = -log(1 - V/2): no grid near 0 and none in the tail.
         """
-        return np.asarray(_geometric_halves(size) * math.log(2.0) - np.log1p(-0.5 * self.uniforms(size)), np.float64)
+        return np.asarray(
+            _geometric_halves(size) * math.log(2.0) - np.log1p(-0.5 * self.uniforms(size)),
+            np.float64,
+        )
 
 
 def _words(size: int) -> NDArray[np.uint64]:
@@ -194,7 +196,7 @@ def choose_exponential(
     and the weights are computed anew. What is answered is therefore what U with all its digits would choose. A further
     round has a probability of about 6 n / 2^256.
 
-    How well we know T_i. With p decimal digits every operation errs by a factor within 1 ± r, r = 10^(1-p) / 2. Over n
+    The error of T_i. With p decimal digits every operation errs by a factor within 1 ± r, r = 10^(1-p) / 2. Over n
     outcomes and X = rate * (max l - min l), the factors exp(-rate * gap) between neighbouring losses err by at most
     r X from their exponents and by n r from exp itself, their running product by n r, the product with m_i by 2 r and
     partial sums by n r; the quotient doubles this. To first order the error is at most 10^(1-p) (X + 3 n + 2), and p
@@ -206,14 +208,15 @@ def choose_exponential(
         raise InvalidParameter("losses", len(losses), "one for each multiplicity")
     _check_weights("multiplicities", multiplicities)
     kept = [i for i, multiplicity in enumerate(multiplicities) if multiplicity]
-    multiplicities, losses = [multiplicities[i] for i in kept], [losses[i] for i in kept]
+    multiplicities, losses = ([each[i] for i in kept] for each in (multiplicities, losses))
     last = len(kept) - 1
     exponent = math.ceil(Fraction(rate) * (max(losses) - min(losses)))
 
     drawn = bits = 0
     while True:
         fresh = max(bits, _FIRST_BITS)
-        drawn, bits = drawn << fresh | _random_bits(fresh, randomness), bits + fresh
+        drawn = drawn << fresh | _random_bits(fresh, randomness)
+        bits += fresh
         context = _context(exponent, len(kept), bits)
         sums = _partial_sums(multiplicities, losses, rate, context)
         unit = context.divide(sums[-1], Decimal(1 << bits))
@@ -230,7 +233,8 @@ def _partial_sums(multiplicities: Sequence[int], losses: Sequence[int], rate: fl
     """Partial sums of m_i exp(-rate (l_i - min l)), from one running product over the sorted losses."""
     levels = sorted(set(losses))
     negative = Decimal.from_float(-rate)
-    factors = {gap: context.exp(context.multiply(negative, gap)) for gap in {b - a for a, b in pairwise(levels)}}
+    gaps = {high - low for low, high in pairwise(levels)}
+    factors = {gap: context.exp(context.multiply(negative, gap)) for gap in gaps}
     power = {levels[0]: Decimal(1)}
     for low, high in pairwise(levels):
         power[high] = context.multiply(power[low], factors[high - low])

@@ -50,7 +50,8 @@ class CallCosts:
 class PrivacyPlan:
     """All releases of the plan together are (epsilon, delta)-DP when one owner is added or removed.
 
-    Frozen: two plans are equal, and have the same digest, if and only if they promise and do the same.
+    Frozen: two plans are equal, and have the same digest, if and only if they promise and
+    do the same.
     """
 
     epsilon: float
@@ -67,12 +68,17 @@ class PrivacyPlan:
     def solve(cls, *, epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> PrivacyPlan:
         """The least noise for which the certified epsilon at full count is at most `epsilon`.
 
-        At most half a per cent of epsilon is wasted, unless even the least noise that a mechanism allows costs less, or
-        owners take part so rarely that the accountant's finest grids are coarse: then two per cent or more.
-        `InfeasiblePlan` names the line that is too expensive.
+        At most half a per cent of epsilon is wasted, unless even the least noise that a
+        mechanism allows costs less, or owners take part so rarely that the accountant's
+        finest grids are coarse: then two per cent or more. `InfeasiblePlan` names the line
+        that is too expensive.
         """
-        found = zip(solve(epsilon, delta, lines), lines.items(), strict=True)
-        return cls(epsilon, delta, {name: PlanLine(**{**vars(line), "parameter": n}) for n, (name, line) in found})
+        solved = zip(lines.items(), solve(epsilon, delta, lines), strict=True)
+        return cls(
+            epsilon,
+            delta,
+            {name: PlanLine(**{**vars(line), "parameter": parameter}) for (name, line), parameter in solved},
+        )
 
     @classmethod
     def alone(cls, request: LineRequest, *, epsilon: float, delta: float) -> PlanLine:
@@ -87,8 +93,9 @@ class PrivacyPlan:
     def verify(self) -> Verification:
         """Compute our epsilon, prv-accountant's and dp-accounting's, for each line and for all lines together.
 
-        `str` of the answer is a table. Takes seconds to minutes; dp-accounting comes with ``langchain-dpicl[verify]``.
-        Raises `AccountingError` if the noise does not give the plan's promise.
+        `str` of the answer is a table. Takes seconds to minutes; dp-accounting comes with
+        ``langchain-dpicl[verify]``. Raises `AccountingError` if the noise does not give the
+        plan's promise.
         """
         self._check_promise()
         return verify({name: line.line(line.parameter) for name, line in self.lines.items()}, self.delta)
@@ -104,10 +111,11 @@ class PrivacyPlan:
     def spent(self, counts: Mapping[str, int]) -> float:
         """Certified upper bound on epsilon, at the plan's delta, after so many releases of each line.
 
-        0.0 for none, the plan's epsilon for all. Each count is rounded up to a ladder whose steps are at most a
-        quarter. A step is computed at its first use (a fraction of a second), on coarser grids than
-        `certified_epsilon`: a bound too, above the finest by less than 0.2 per cent or 1e-5. More releases never show
-        less: with one line a step counts no more than the one above it.
+        0.0 for none, the plan's epsilon for all. Each count is rounded up to a ladder whose
+        steps are at most a quarter. A step is computed at its first use (a fraction of a
+        second), on coarser grids than `certified_epsilon`: a bound too, above the finest by
+        less than 0.2 per cent or 1e-5. More releases never show less: with one line a step
+        counts no more than the one above it.
         """
         for name in sorted(set(counts) - set(self.lines)):
             raise InvalidParameter("counts", name, f"a line of the plan: {', '.join(self.lines)}")
@@ -123,7 +131,8 @@ class PrivacyPlan:
     def at_most(self, counts: Mapping[str, int]) -> dict[str, int]:
         """These counts, none above its line's.
 
-        With tickets this bounds any owner's releases: it pays for each query once at most, and never more than it has.
+        With tickets this bounds any owner's releases: it pays for each query once at most,
+        and never more than it has.
         """
         return {name: min(count, self.lines[name].count) for name, count in counts.items()}
 
@@ -138,26 +147,33 @@ class PrivacyPlan:
         lead: float = LEAD,
         calls: CallCosts | None = None,
     ) -> dict[str, Any]:
-        """What the plan promises, as one dictionary that is ready for JSON.
+        """Return the plan's promises as one dictionary that is ready for JSON.
 
-        For votes, ``flips`` has for each margin the chance that noise overturns the winner, and the same share of votes
-        with one exemplar per member instead; ``choice`` compares the vote's two mechanisms, and a call for every owner,
-        at a winner who is ahead by ``lead`` of the expected votes. ``abstention``: how likely a release says that the
-        members abstain if all do, and whether that is likely enough to count.
+        For votes, ``flips`` has for each margin the chance that noise overturns the winner,
+        and the same share of votes with one exemplar per member instead; ``choice``
+        compares the vote's two mechanisms, and a call for every owner, at a winner who is
+        ahead by ``lead`` of the expected votes. ``abstention`` has the probability that a
+        release says that the members abstain if all do, and a flag for one that is high
+        enough to count.
 
-        ``members`` is N, or what calls of one owner each are padded to; ``expected`` is how many of their outputs count
-        on average, by default as many as the line's rate and owners say. A member sees ``shots`` exemplars on average.
-        A vote is between ``labels``, and its winner leads by one of ``margins`` votes. ``calls`` is what one member's
-        call costs.
+        ``members`` is N, or the number to which calls of one owner each are padded;
+        ``expected`` is the average number of their outputs that count, by default as many
+        as the line's rate and owners say. A member sees ``shots`` exemplars on average. A
+        vote is between ``labels``, and its winner leads by one of ``margins`` votes.
+        ``calls`` is the cost of one member's call.
         """
         members = None if members is None else whole("members", members)
         expected = None if expected is None else positive("expected", expected)
-        shots = None if shots is None else whole("shots", shots)
-        labels, lead = whole("labels", labels, at_least=2), real("lead", lead, above=0.0, below=1.0)
+        about: dict[str, Any] = {
+            "shots": None if shots is None else whole("shots", shots),
+            "margins": margins,
+            "labels": whole("labels", labels, at_least=2),
+            "lead": real("lead", lead, above=0.0, below=1.0),
+        }
+        total_weight = sum(each.weight for each in self.lines.values())
         lines: dict[str, Any] = {}
         for name, line in self.lines.items():
-            one = PLDAccountant().epsilon([line.line(line.parameter, 1)], self.delta)
-            alone = PrivacyPlan(self.epsilon, self.delta, {name: line}) if len(self.lines) > 1 else self
+            alone = self if len(self.lines) == 1 else PrivacyPlan(self.epsilon, self.delta, {name: line})
             crowd = crowd_of(line, members, expected)
             entry: dict[str, Any] = {
                 "mechanism": line.mechanism,
@@ -167,12 +183,11 @@ class PrivacyPlan:
                 line.family.parameter: line.parameter,
                 "options": dict(line.options),
                 "what": line.describe(),
-                "epsilon_of_one_release": one,
+                "epsilon_of_one_release": PLDAccountant().epsilon([line.line(line.parameter, 1)], self.delta),
                 "epsilon_of_this_line": min(self.epsilon, alone.certified_epsilon),
             }
             lines[name] = entry
-            share = self.epsilon * math.sqrt(line.weight / sum(each.weight for each in self.lines.values()))
-            about: dict[str, Any] = {"shots": shots, "margins": margins, "labels": labels, "lead": lead}
+            share = self.epsilon * math.sqrt(line.weight / total_weight)
             entry |= said_of_outputs(line, (share, self.delta), crowd, **about)
             if len(self.lines) == 1:
                 counts = sorted({min(10**power, line.count) for power in range(9)})
@@ -199,15 +214,18 @@ class PrivacyPlan:
         price_out: float = 0.0,
         **shape: Any,
     ) -> str:
-        """What the plan promises, in words. `numbers` takes the same ``shape`` and gives a dictionary."""
+        """Say the plan's promises in words. `numbers` takes the same ``shape`` and gives a dictionary."""
         calls = None if prompt_tokens is None else CallCosts(prompt_tokens, answer_tokens, price_in, price_out)
         return words(self.numbers(calls=calls, **shape))
 
     def to_json(self) -> str:
         """The content, canonical: sorted keys, floats that read back as they were."""
-        fields = {name: vars(line).items() for name, line in self.lines.items()}
-        lines = {name: {key: value for key, value in items if value is not None} for name, items in fields.items()}
-        content = {"format": _FORMAT, "epsilon": self.epsilon, "delta": self.delta, "lines": lines}
+        content = {
+            "format": _FORMAT,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "lines": {name: _given(line) for name, line in self.lines.items()},
+        }
         return json.dumps(content, sort_keys=True, allow_nan=False, default=dict)
 
     @classmethod
@@ -221,8 +239,11 @@ class PrivacyPlan:
         except InvalidParameter:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            length = f"{len(str(text))} characters"
-            raise InvalidParameter("text", length, f"a plan's JSON, format {_FORMAT}") from None
+            raise InvalidParameter(
+                "text",
+                f"{len(str(text))} characters",
+                f"a plan's JSON, format {_FORMAT}",
+            ) from None
         plan = cls(content["epsilon"], content["delta"], lines)
         plan._check_promise()
         return plan
@@ -231,6 +252,11 @@ class PrivacyPlan:
     def digest(self) -> str:
         """SHA-256 of the content, as hex. A ledger compares it."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def _given(line: PlanLine) -> dict[str, Any]:
+    """The fields of a line that are not None."""
+    return {key: value for key, value in vars(line).items() if value is not None}
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""Privacy profiles: what one release gives away, as frozen objects that compose.
+"""Privacy profiles: the information that one release gives away, as frozen objects that compose.
 
 A profile is delta(eps), the least delta for which one release is (eps, delta)-DP, for a named neighbouring relation.
 Base profiles here are valid when ONE MEMBER'S OUTPUT IS REPLACED; that relation is symmetric, so P and Q may swap and
@@ -52,7 +52,7 @@ _EXACT = 200.0
 
 
 class Profile(ABC):
-    """What one release gives away."""
+    """The information that one release gives away."""
 
     @abstractmethod
     def direction_delta(self, epsilon: ArrayLike, direction: Direction) -> FloatArray:
@@ -134,9 +134,10 @@ class Subsampled(Profile):
             return self.base.direction_delta(eps, direction)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             if direction == "remove":
+                small = np.log1p(np.expm1(np.minimum(eps, 1.0)) / q)
                 large = np.maximum(eps, 1.0)  # log(e^eps - 1 + q) without overflow
                 large = large + np.log1p((q - 1.0) * np.exp(-large))
-                inner = np.where(eps < 1.0, np.log1p(np.expm1(np.minimum(eps, 1.0)) / q), large - math.log(q))
+                inner = np.where(eps < 1.0, small, large - math.log(q))
                 exists = eps > math.log1p(-q)
                 value = q * self.base.direction_delta(np.where(exists, inner, 0.0), direction)
                 return np.where(exists, value, -np.expm1(np.minimum(eps, 0.0)))
@@ -174,7 +175,7 @@ class Line:
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether `parts` knows more than one release's losses: several releases of a bounded range."""
+        """True if `parts` knows more than one release's losses: several releases of a bounded range."""
         return isinstance(self.profile, BoundedRange) and self.count > 1
 
     def parts(self, direction: Direction, shared: bool = False) -> adaptive.Parts:
@@ -184,8 +185,13 @@ class Line:
         """
         parts: adaptive.Parts = []
         if isinstance(self.profile, BoundedRange) and self.is_adaptive:
-            rate = Subsampled(self.profile, self.rate).covered_rate
-            parts = adaptive.blocks(self.profile.eps0, rate, self.count, direction, shared)
+            parts = adaptive.blocks(
+                self.profile.eps0,
+                Subsampled(self.profile, self.rate).covered_rate,
+                self.count,
+                direction,
+                shared,
+            )
         return parts or [(self.losses(direction), self.count)]
 
 
@@ -214,7 +220,7 @@ class Gaussian(SymmetricProfile):
         z = self.multiplier
         high = log_ndtr(0.5 / z - epsilon * z)
         low = epsilon + log_ndtr(-0.5 / z - epsilon * z)
-        return np.asarray(np.exp(high) * -np.expm1(np.minimum(low - high, 0.0)))
+        return np.asarray(np.exp(high) * -np.expm1(np.minimum(low - high, 0.0)))  # e^high - e^low
 
     def losses(self, direction: Direction = "remove") -> Losses:
         return self.losses_within(0.5 / self.multiplier**2 + _REACH * (1.0 / self.multiplier))
@@ -244,7 +250,7 @@ class DiscreteGaussian(SymmetricProfile):
         object.__setattr__(self, "sigma", real("sigma", self.sigma, at_least=0.05))
         if not self.moves or any(isinstance(m, bool) or not isinstance(m, int) or m == 0 for m in self.moves):
             raise InvalidParameter("moves", self.moves, "whole numbers other than 0")
-        if sum(m * m for m in self.moves) > 10_000:
+        if self._squares > 10_000:
             raise InvalidParameter("moves", self.moves, "squares adding up to at most 10000")
 
     def _delta(self, epsilon: FloatArray) -> FloatArray:
@@ -253,9 +259,13 @@ class DiscreteGaussian(SymmetricProfile):
     def losses(self, direction: Direction = "remove") -> Losses:
         return self._continuous.losses() if self.sigma > _EXACT else self._atoms
 
+    @property
+    def _squares(self) -> int:
+        return sum(move * move for move in self.moves)
+
     @cached_property
     def _continuous(self) -> Gaussian:
-        return Gaussian(lattice_multiplier(self.sigma, math.sqrt(sum(m * m for m in self.moves))))
+        return Gaussian(lattice_multiplier(self.sigma, math.sqrt(self._squares)))
 
     @cached_property
     def _atoms(self) -> Losses:
@@ -268,9 +278,8 @@ class DiscreteGaussian(SymmetricProfile):
             step = np.zeros(2 * half * abs(move) + 1)
             step[:: abs(move)] = noise
             total = np.convolve(total, step)
-        middle = (total.size - 1) // 2
-        dot = np.arange(total.size) - middle
-        losses = np.asarray((0.5 * sum(m * m for m in self.moves) - dot) / self.sigma**2, np.float64)
+        dot = np.arange(total.size) - (total.size - 1) // 2
+        losses = np.asarray((0.5 * self._squares - dot) / self.sigma**2, np.float64)
         held = total[::-1] > 1e-290
         return Losses(losses[::-1][held], total[::-1][held], 1e-54)
 
@@ -283,6 +292,11 @@ class BoundedRange(SymmetricProfile):
     supremum over two-point pairs with losses t and t - eps0, at t = (eps + eps0)/2 (Dong, Durfee, Rogers
     2020, lemma 3.4 and theorem 3). The exponential mechanism with weights exp(eps0 u / (2 s)) is one when u
     moves by at most s either way.
+
+    The pair with this delta has P(L > t) = delta(t) - delta'(t), that is
+
+        P(L > t)  = (1 - e^((t - eps0)/2)) / (1 - e^-eps0),
+        P(L <= t) = e^-eps0 (e^((t + eps0)/2) - 1) / (1 - e^-eps0).
     """
 
     eps0: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
@@ -19,7 +19,7 @@ _WASTE = 3e-3
 """A search stops when at most this share of epsilon is unused."""
 
 _GOAL = math.log1p(-_WASTE / 3.0)
-"""What a search aims at: the logarithm of the share of epsilon that is used."""
+"""The aim of a search: the logarithm of the share of epsilon that is used."""
 
 _CLOSE = 1e-4
 """A search stops at the latest when the noise is known within this share: a step at low rates may take all epsilon."""
@@ -28,7 +28,7 @@ _COARSE = 1 << 17
 """Places of the grids of a search, before the finest ones."""
 
 _FINEST = 4
-"""How many levels are tried on the finest grids, once one keeps the promise."""
+"""The number of levels that are tried on the finest grids, once one keeps the promise."""
 
 _LOOSE = 0.02
 """The search on the finest grids stops when at most this share of epsilon is unused."""
@@ -47,7 +47,12 @@ def solve(epsilon: float, delta: float, lines: Mapping[str, LineRequest]) -> lis
     delta0 = max(line.family.release_delta for line in lines.values())
     if delta0 >= delta:
         raise InvalidParameter("delta0", delta0, f"a number < delta = {delta:g}")
-    found = _least_noise(PLDAccountant, epsilon, delta, tuple(replace(line, owners=None) for line in lines.values()))
+    found = _least_noise(
+        PLDAccountant,
+        epsilon,
+        delta,
+        tuple(replace(line, owners=None) for line in lines.values()),
+    )
     if found is None:
         raise InfeasiblePlan(_why_infeasible(epsilon, delta, lines))
     return list(found)
@@ -73,7 +78,8 @@ def _least_noise(
     if sum(line.count * line.rate for line in lines) < delta and certified(MAX_PLACES, high) <= epsilon:
         return tuple(at(high))  # an owner takes part in any release with a probability below delta
 
-    guess, aim = 0.0, epsilon
+    guess = 0.0
+    aim = epsilon
     coarse = _Search(epsilon, low, high, 0.02, _WASTE)
     for _ in range(3):
         guess = _crossing(approximate, aim, guess, low, high)
@@ -98,52 +104,60 @@ def _schedule(lines: Sequence[LineRequest], parameters: Sequence[float]) -> list
     return [line.line(parameter) for line, parameter in zip(lines, parameters, strict=True)]
 
 
+@dataclass
 class _Search:
     """The levels that were tried, and the next guess: brackets the highest level that keeps a promise, then closes in.
 
     ``best`` is the level that is known to keep it with the largest certified epsilon.
     """
 
-    def __init__(self, epsilon: float, low: float, high: float, stride: float, waste: float) -> None:
-        self._epsilon, self._low, self._high, self._stride, self._waste = epsilon, low, high, stride, waste
-        self._safe, self._unsafe = (-math.inf, -math.inf), (math.inf, math.inf)  # (level, log of epsilon over target)
-        self._kept: list[tuple[float, float]] = []  # what keeps the promise: (certified epsilon, level)
-        self.attempts, self.is_over = 0, False
+    epsilon: float
+    low: float
+    high: float
+    stride: float
+    waste: float
+    _safe: tuple[float, float] = (-math.inf, -math.inf)  # (level, log of epsilon over target)
+    _unsafe: tuple[float, float] = (math.inf, math.inf)
+    _kept: list[tuple[float, float]] = field(default_factory=list)  # (certified epsilon, level)
+    attempts: int = 0
+    is_over: bool = False
 
     @property
     def best(self) -> float | None:
         return max(self._kept)[1] if self._kept else None
 
     def may_hold(self, level: float) -> bool:
-        """Whether a level lies between those that are known to keep the promise and to break it."""
+        """True if a level lies between those that are known to keep the promise and to break it."""
         return self._safe[0] < level < self._unsafe[0]
 
     def tried(self, level: float, reached: float) -> float:
         """Note the certified epsilon of a level. Returns the logarithm of what it exceeds the target by."""
         self.attempts += 1
-        excess = math.log(min(max(reached / self._epsilon, 1e-6), 1e6))
-        if reached <= self._epsilon:
+        excess = math.log(min(max(reached / self.epsilon, 1e-6), 1e6))
+        if reached <= self.epsilon:
             self._kept.append((reached, level))
             self._safe = (level, excess)
-            is_end = reached >= (1.0 - self._waste) * self._epsilon or level >= self._high
+            is_end = reached >= (1.0 - self.waste) * self.epsilon or level >= self.high
         else:
             self._unsafe = (level, excess)
-            is_end = level <= self._low
+            is_end = level <= self.low
         self.is_over = is_end or self._unsafe[0] - self._safe[0] < _CLOSE or self.attempts >= 80
         return excess
 
     def guess(self) -> float:
         """Return the next level to try."""
         (a, below), (b, above) = self._safe, self._unsafe
-        self._stride *= 3.0
+        self.stride *= 3.0
         if not math.isfinite(a):
-            guess = b - max(self._stride, above / 4.0)
+            guess = b - max(self.stride, above / 4.0)
         elif not math.isfinite(b):
-            guess = a + max(self._stride, -below / 4.0)
-        else:  # the secant or, every third time, the middle
-            share = 0.5 if self.attempts % 3 == 2 else min(max((_GOAL - below) / (above - below), 0.05), 0.95)
-            guess = a + share * (b - a)
-        return min(max(guess, self._low), self._high)
+            guess = a + max(self.stride, -below / 4.0)
+        elif self.attempts % 3 == 2:  # every third time the middle
+            guess = a + 0.5 * (b - a)
+        else:  # the secant
+            share = (_GOAL - below) / (above - below)
+            guess = a + min(max(share, 0.05), 0.95) * (b - a)
+        return min(max(guess, self.low), self.high)
 
 
 def about(epsilon: float, delta: float, line: LineRequest) -> float:
@@ -155,8 +169,8 @@ def about(epsilon: float, delta: float, line: LineRequest) -> float:
     family = line.family
 
     def approximate(level: float) -> float:
-        schedule = [line.line(family.at_coordinate(level))]
-        return max(each.approximate_epsilon(delta) for each in compositions(schedule))
+        both = compositions([line.line(family.at_coordinate(level))])
+        return max(each.approximate_epsilon(delta) for each in both)
 
     return family.at_coordinate(_crossing(approximate, epsilon, 0.0, *family.coordinates(), width=0.2))
 
@@ -167,8 +181,11 @@ def _path(
     """A curve through parameter space along which every line keeps its share of the loss, and the curve's ends.
 
     A higher level is less noise. A line's loss is its log moment at the order that binds an (epsilon, delta) target,
-    2 log(1/delta) / epsilon; these add up over releases and lines, so shares are well defined. One line needs no
-    shares: its own coordinate is the curve.
+    2 log(1/delta) / epsilon; these add up over releases and lines, so shares are well defined. At a level a line keeps
+
+        log(its loss) = log(its share) + level.
+
+    One line needs no shares: its own coordinate is the curve.
     """
     if len(lines) == 1:
         family = lines[0].family
@@ -181,8 +198,15 @@ def _path(
             losses = line.line(line.family.at_coordinate(coordinate)).losses("remove")
             return math.log(max(line.count * losses.log_moment(order), 1e-300))
 
-        target = math.log(line.weight / total) + level
-        return line.family.at_coordinate(_crossing(loss, target, 0.0, *line.family.coordinates(), width=0.4))
+        return line.family.at_coordinate(
+            _crossing(
+                loss,
+                math.log(line.weight / total) + level,
+                0.0,
+                *line.family.coordinates(),
+                width=0.4,
+            )
+        )
 
     return lru_cache(lambda level: [one(line, level) for line in lines]), -60.0, 60.0
 
@@ -202,12 +226,16 @@ def _crossing(
     a = b = min(max(guess, low), high)
     at_a = at_b = gap(a)
     while at_b < 0.0 and b < high:
-        a, at_a, b, width = b, at_b, min(high, b + width), 2.5 * width
+        a, at_a = b, at_b
+        b = min(high, b + width)
         at_b = gap(b)
+        width *= 2.5
     if a == b:
         while at_a >= 0.0 and a > low:
-            b, at_b, a, width = a, at_a, max(low, a - width), 2.5 * width
+            b, at_b = a, at_a
+            a = max(low, a - width)
             at_a = gap(a)
+            width *= 2.5
     if at_a > 0.0:
         return a
     if at_b < 0.0 or a == b:
@@ -219,17 +247,19 @@ def _why_infeasible(epsilon: float, delta: float, lines: Mapping[str, LineReques
     """The line that is too expensive, and the reason."""
     costs = []
     for name, line in lines.items():
-        most = line.family.at_coordinate(line.family.coordinates()[0])
-        item = [line.line(most)]
-        infinite = max(each.infinity for each in compositions(item))
-        costs.append((infinite, PLDAccountant().epsilon(item, delta), name, line, most))
-    infinite, cost, name, line, most = max(costs, key=lambda entry: entry[:2])
+        parameter = line.family.at_coordinate(line.family.coordinates()[0])
+        schedule = [line.line(parameter)]
+        infinite = max(each.infinity for each in compositions(schedule))
+        costs.append((infinite, PLDAccountant().epsilon(schedule, delta), name, line, parameter))
+    infinite, cost, name, line, parameter = max(costs, key=lambda entry: entry[:2])
     start = (
         f"no noise reaches epsilon {epsilon:g} at delta {delta:g}: line {name!r} ({line.count} x {line.mechanism}, "
         f"rate {line.rate:g})"
     )
     if infinite <= 0.5 * delta:
-        return f"{start} alone costs epsilon {cost:.3g} with the most noise allowed, {line.family.parameter} {most:g}"
+        return (
+            f"{start} alone costs epsilon {cost:.3g} with the most noise allowed, {line.family.parameter} {parameter:g}"
+        )
     return (
         f"{start} pays delta0 {line.family.release_delta:g} at every release, "
         f"{infinite:.3g} of delta in all; delta0 below {0.1 * delta / (line.count * line.rate):.1g} leaves room"

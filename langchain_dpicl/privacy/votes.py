@@ -1,4 +1,4 @@
-"""What noisy counts can say: how often noise overturns a winner, tells abstentions, and what a public answer weighs.
+"""The meaning of noisy counts: how often noise overturns a winner, tells abstentions; the weight of a public answer.
 
 All of it is arithmetic on public numbers. `discrete_gaussian` is the law of the Gaussian votes' noise. An exponential
 vote among weights exp(r c) with public factors is argmax of r c + log factor + Gumbel noise.
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from langchain_dpicl.privacy.checks import positive, whole
 
 FALSE_RATE = 1e-6
-"""How often a release may say that the members abstain although fewer than half do."""
+"""The rate at which a release may say that the members abstain although fewer than half do."""
 
 TOLD = 0.9
-"""How likely a release must say so, if all members abstain, for the budget to be protected by that alone."""
+"""The least probability that a release says so, if all members abstain, for this alone to protect the budget."""
 
 _EXACT = 1000.0
 """The largest sigma of a discrete Gaussian whose tail is summed exactly."""
@@ -72,31 +72,39 @@ def tail_reach(sigma: float) -> int:
 
 @lru_cache(maxsize=256)
 def told_probability(members: int, sigma: float, labels: int, unit: int = 1, abstaining: int | None = None) -> float:
-    """How likely a release says that the members abstain if so many of N do (None: all of them).
+    """Return the probability that a release says that the members abstain, if so many of N do (None: all of them).
 
     The noisy count reaches t and beats the noise on every one of ``labels`` counts that are zero (0: no such counts).
+    With A abstentions, the noise X, and the threshold t that is
+
+        sum over x >= t - A of P(X = x) P(X < x + A)^labels.
+
     Noise of more than 1000 steps is taken in steps of a thousandth of its scale, which is exact to two digits.
     """
+    count = (members if abstaining is None else abstaining) * unit
     scale = max(1.0, sigma * unit / _EXACT)
     support, weights = discrete_gaussian(sigma * unit / scale)
     below = np.concatenate([[0.0], np.cumsum(weights)])  # P(X < support[i])
-    count = (members if abstaining is None else abstaining) * unit
     reached = support * scale >= abstention_threshold(members, sigma, unit) - count
     at = np.clip(support - int(support[0]) + round(min(count / scale, support.size)), 0, support.size)
     return float((weights * reached * below[at] ** labels).sum())
 
 
 def tells_abstention(members: int, sigma: float, labels: int, unit: int = 1, abstaining: int | None = None) -> bool:
-    """Whether a release says with probability `TOLD` or more that the members abstain, if so many (None: all) do."""
+    """True if a release says with probability `TOLD` or more that the members abstain, if so many (None: all) do."""
     return told_probability(members, sigma, labels, unit, abstaining) >= TOLD
 
 
 def flip_probability(sigma: float, margin: int, labels: int = 2) -> float:
     """Chance that discrete Gaussian noise of `sigma` takes the win from a label that leads every other by `margin`.
 
-    Ties are broken at random. Exact for two labels: the sum over the winner's noise x of P(x) times
-    P(noise > x + margin) plus half of P(noise = x + margin). With more labels this is an upper bound for the worst
-    case, in which all others are runners-up (and a tie among several rivals counts for each of them).
+    Ties are broken at random. A rival beats the winner's noise x with the probability
+
+        lost(x) = P(X > x + margin) + P(X = x + margin) / 2 = (P(X >= x + margin) + P(X >= x + margin + 1)) / 2,
+
+    and the answer is the sum over x of P(X = x) (1 - (1 - lost(x))^(labels - 1)). It is exact for two labels. With more
+    it is an upper bound for the worst case, in which all others are runners-up (and a tie among several rivals counts
+    for each of them).
     """
     sigma = positive("sigma", sigma)
     margin = whole("margin", margin, at_least=0)
@@ -118,7 +126,7 @@ GAUSSIAN, EXPONENTIAL = "vote", "vote-em"
 VOTES = (GAUSSIAN, EXPONENTIAL, "scores")
 
 LEAD = 0.3
-"""By what share of the votes a winner is expected to lead, unless told otherwise."""
+"""The share of the votes by which a winner is expected to lead, unless told otherwise."""
 
 _GUMBEL = math.pi**2 / 6.0
 """The variance of Gumbel noise of scale 1."""
@@ -149,7 +157,7 @@ class VoteNoise:
         return 1.0 / (1.0 + math.exp(min(self.rate * margin - others, 700.0)))
 
     def abstention_count(self, members: int, labels: int) -> int:
-        """What "the members abstain" has to overcome: a noisy count, or a penalty on its count in an exponential vote.
+        """The noisy count that "the members abstain" has to reach, or the penalty on its count in an exponential vote.
 
         For the Gaussian see `abstention_threshold`. In an exponential vote this outcome has the weight of an average
         label, times e^(r (A - t)) for A abstentions. If fewer than half of ``members`` abstain, A <= a = (N - 1) // 2,
@@ -161,14 +169,19 @@ class VoteNoise:
         return (members - 1) // 2 + math.ceil(-math.log(labels * FALSE_RATE) / self.rate)
 
     def told(self, members: int, labels: int, abstaining: int | None = None) -> float:
-        """How likely a release says that the members abstain, if so many of ``members`` do (None: all of them)."""
+        """Return the probability that a release says that the members abstain, if so many do (None: all of them).
+
+        In an exponential vote with A abstentions, the count t of `abstention_count` and equal weights of the labels
+        that is 1 / (1 + labels e^(-r (A - t))).
+        """
+        abstaining = members if abstaining is None else abstaining
         if self.mechanism != EXPONENTIAL:
             return told_probability(members, self.parameter, labels, abstaining=abstaining)
-        above = self.rate * ((members if abstaining is None else abstaining) - self.abstention_count(members, labels))
+        above = self.rate * (abstaining - self.abstention_count(members, labels))
         return 1.0 / (1.0 + labels * math.exp(min(-above, 700.0)))
 
     def nats(self, expected: float, labels: int, lead: float = LEAD) -> float:
-        """How much one noisy vote more changes the log-odds of a label: what a public answer's log-odds weigh against.
+        """Return the change of a label's log-odds by one noisy vote more: a public answer's log-odds weigh against it.
 
         Of M ``expected`` votes the right label gets p, every other one p - lead. The difference of two noisy counts
         then has mean lead M or less, and about the variance (2 p - lead) M + 2 v, with v the variance of the noise of

@@ -32,7 +32,10 @@ def said_of_outputs(
     labels: int,
     lead: float,
 ) -> dict[str, Any]:
-    """What noise does to a line's outputs: see `PrivacyPlan.numbers`. ``share``: the line's own epsilon and delta."""
+    """Return the effect of noise on a line's outputs: see `PrivacyPlan.numbers`.
+
+    ``share``: the line's own epsilon and delta.
+    """
     found: dict[str, Any] = {}
     if crowd is not None:
         found |= vars(crowd)
@@ -53,8 +56,13 @@ def said_of_outputs(
             whole("margin", margin, at_least=0, at_most=crowd.members)
             if shots is not None and shots > 1 and not line.own_calls:
                 wide = Crowd.of(crowd.members * shots, line.rate, line.owners)
-                single = noise.flip(round(margin / crowd.expected * wide.expected), labels)
-                row |= {"single_shot_members": wide.members, "single_shot_flip_probability": single}
+                row |= {
+                    "single_shot_members": wide.members,
+                    "single_shot_flip_probability": noise.flip(
+                        round(margin / crowd.expected * wide.expected),
+                        labels,
+                    ),
+                }
         flips.append(row)
     if crowd is not None and line.mechanism in NAMES:
         found["choice"] = _choice(line, share, crowd, labels, lead)
@@ -62,23 +70,34 @@ def said_of_outputs(
 
 
 def _abstention(line: PlanLine, crowd: Crowd, labels: int) -> dict[str, Any]:
-    """How likely a release says that the members fail, if all do whose outputs are expected to count."""
+    """The probability that a release says that the members fail, if all do whose outputs are expected to count."""
     counted = int(crowd.expected)
     if line.mechanism in VOTES:
         told = VoteNoise(line.mechanism, line.parameter, line.own_calls).told(crowd.members, labels, counted)
     else:
         told = told_probability(crowd.members, line.parameter, 0, round(1 / line.options["step"]), counted)
-    return {"members": crowd.members, "told_probability": told, "false_rate": FALSE_RATE, "tells": told >= TOLD}
+    return {
+        "members": crowd.members,
+        "told_probability": told,
+        "false_rate": FALSE_RATE,
+        "tells": told >= TOLD,
+    }
 
 
 def _choice(line: PlanLine, share: tuple[float, float], crowd: Crowd, labels: int, lead: float) -> dict[str, Any]:
     """Both mechanisms of a vote side by side, and of one with a call for every owner: noise, and chance of a flip."""
     margin = crowd.ahead_by(lead)
     mechanisms = _rows(line, share, line.rate, crowd, labels, lead)
-    flip = VoteNoise(line.mechanism, line.parameter, line.own_calls).flip(margin, labels)
-    mechanisms[line.mechanism] = {"parameter": line.parameter, "flip_probability": flip}
-    best = min(mechanisms, key=lambda name: mechanisms[name]["flip_probability"])
-    found = {"margin": margin, "expected": crowd.expected, "mechanisms": mechanisms, "best": best}
+    mechanisms[line.mechanism] = {
+        "parameter": line.parameter,
+        "flip_probability": VoteNoise(line.mechanism, line.parameter, line.own_calls).flip(margin, labels),
+    }
+    found = {
+        "margin": margin,
+        "expected": crowd.expected,
+        "mechanisms": mechanisms,
+        "best": _best(mechanisms),
+    }
     if line.owners is not None:
         found |= one_per_call(line, share, crowd.members, line.owners, labels, lead)
     return found
@@ -92,8 +111,15 @@ def one_per_call(
     own = Crowd.of(0, calls / owners, owners, calls)
     if line.own_calls or not (rows := _rows(line, share, calls / owners, own, labels, lead)):
         return {}
-    best = min(rows, key=lambda name: rows[name]["flip_probability"])
-    return {"one_owner_per_call": {"calls": calls, "members": own.members, "mechanism": best, **rows[best]}}
+    best = _best(rows)
+    return {
+        "one_owner_per_call": {
+            "calls": calls,
+            "members": own.members,
+            "mechanism": best,
+            **rows[best],
+        }
+    }
 
 
 def _rows(
@@ -101,6 +127,10 @@ def _rows(
 ) -> dict[str, dict[str, float]]:
     found = compared(*share, line.count, rate, crowd, labels, lead)
     return {name: {"parameter": noise, "flip_probability": flip} for name, (noise, flip) in found.items()}
+
+
+def _best(rows: dict[str, dict[str, float]]) -> str:
+    return min(rows, key=lambda name: rows[name]["flip_probability"])
 
 
 def words(numbers: dict[str, Any]) -> str:
@@ -113,7 +143,8 @@ def words(numbers: dict[str, Any]) -> str:
     ]
     for name, line in numbers["lines"].items():
         text += ["", f"{name}: {line['releases']:,} releases. Each gives out {line['what']}."]
-        owners, chosen = line["owners"], ""
+        owners = line["owners"]
+        chosen = ""
         if owners is not None:
             large = f"; delta is not below 1/owners = {1 / owners:.3g}" if delta >= 1 / owners else ""
             chosen = f", chosen for {owners:,} owners{large}"
@@ -134,37 +165,41 @@ def words(numbers: dict[str, Any]) -> str:
                 )
         text += [f"  {each}" for each in choice_words(line)]
         if "abstention" in line:
-            told, tells = line["abstention"]["told_probability"], line["abstention"]["tells"]
-            made = "expected calls" if line["own_calls"] else "members"
-            number = f"{line['expected']:.3g}" if line["own_calls"] else f"{line['members']}"
-            text.append(
-                f"  If all {number} {made} fail, a release says so with probability {told:.3g}."
-                if tells
-                else f"  {number} {made} are too few to tell failing members from noise (a release says so with "
-                f"probability {told:.2g}), so a public question goes before a charge, once a minute for each caller."
-            )
+            text.append(f"  {_abstention_words(line)}")
         if "cost_per_answer" in line:
             text.append(f"  An answer costs {line['cost_per_answer']:.4g}, all of them {line['cost_of_all']:.4g}.")
     return "\n".join(text)
 
 
+def _abstention_words(line: dict[str, Any]) -> str:
+    told = line["abstention"]["told_probability"]
+    made = f"{line['expected']:.3g} expected calls" if line["own_calls"] else f"{line['members']} members"
+    if line["abstention"]["tells"]:
+        return f"If all {made} fail, a release says so with probability {told:.3g}."
+    return (
+        f"{made} are too few to tell failing members from noise (a release says so with "
+        f"probability {told:.2g}), so a public question goes before a charge, once a minute for each caller."
+    )
+
+
 def flip_words(row: dict[str, Any]) -> str:
     """A row of ``flips``."""
-    of = ""
+    ahead = f"{row['margin']}"
     if "expected" in row:
-        of = f" of {row['members']}" if row["expected"] == row["members"] else f" of {row['expected']:.3g} expected"
-    chance = f"is overturned with probability {row['flip_probability']:.3g}"
-    return f"A winner ahead by {row['margin']}{of} votes {chance}."
+        ahead += f" of {row['members']}" if row["expected"] == row["members"] else f" of {row['expected']:.3g} expected"
+    return f"A winner ahead by {ahead} votes is overturned with probability {row['flip_probability']:.3g}."
 
 
 def choice_words(line: dict[str, Any]) -> list[str]:
-    """Which mechanism a vote has, why, and what one owner per call would change."""
+    """The mechanism of a vote, the reason, and the change that one owner per call would make."""
     if (found := line.get("choice")) is None:
         return []
-    chosen, rows = line["mechanism"], found["mechanisms"]
+    chosen = line["mechanism"]
+    rows = found["mechanisms"]
+    name = NAMES[chosen]
+    why = "is chosen" if found["best"] == chosen else "was asked for"
     text = []
-    for other in (name for name in rows if name != chosen):
-        name, why = NAMES[chosen], "is chosen" if found["best"] == chosen else "was asked for"
+    for other in (each for each in rows if each != chosen):
         text.append(
             f"{name[0].upper()}{name[1:]} {why}: a winner ahead by {found['margin']} of {found['expected']:.3g} "
             f"expected votes is overturned with probability {rows[chosen]['flip_probability']:.2g}, by {NAMES[other]} "
