@@ -1,1 +1,1 @@
-"""One call of a member: its clock, its thread, its requests to a model, and what of it can be ended."""
+"""One call of a member: its clock, its thread, its requests to a model, and its end."""

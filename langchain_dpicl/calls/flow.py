@@ -45,7 +45,7 @@ class Either:
 
 @dataclass(frozen=True, repr=False)
 class Chunk:
-    """A part of the answer, for whoever reads it as it is made. Public."""
+    """A part of the answer, for a reader of the answer in the making. Public."""
 
     value: Any
 
@@ -202,7 +202,7 @@ class _Driver(Generic[T]):
         self._resume = self._flow.throw
 
     def result(self) -> T:
-        """What the flow returned. Raises what it raised."""
+        """The result of the flow. Raises its error."""
         error, self._error = self._error, None
         if error is None:
             return self._result

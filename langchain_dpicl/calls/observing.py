@@ -1,4 +1,4 @@
-"""What a server may count and time of the releases for its requests: public events alone.
+"""The events of releases that a server may count and time for its requests: public ones alone.
 
 `observing` names the observer of what runs within a block, in a context variable. Private work runs in clean contexts
 (`private.sealing.clean_context`), which have none: nothing that a member, an aggregator or a charge by owners' tickets
@@ -43,7 +43,7 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 def observer() -> Observer | None:
-    """The observer of what runs here; None in private work, and where nobody has named one."""
+    """The observer of this context; None in private work, and if nobody has named one."""
     return _observer.get()
 
 

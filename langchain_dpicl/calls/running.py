@@ -56,7 +56,7 @@ class Call:
         self._patience = PATIENCE if patience is None else patience
         self._tries = 0
         self.gave_up = False
-        """Whether a server has refused it for longer than that."""
+        """True if a server has refused it for longer than that."""
         self._deadline = time.monotonic() + self._seconds
 
     def left(self) -> float:
@@ -64,7 +64,7 @@ class Call:
         return self._deadline - time.monotonic()
 
     def overdue(self) -> bool:
-        """Whether its time is over."""
+        """True if its time is over."""
         return self.left() <= 0
 
     def answered(self) -> None:
@@ -96,12 +96,13 @@ class Call:
                 for raised in (cause, response):
                     named = (getattr(raised, name, None) for name in ("status_code", "code", "status"))  # by SDKs
                     if next((status for status in named if isinstance(status, int)), None) == 429:
-                        return self._wait_after(getattr(cause if response is None else response, "headers", None))
+                        refusal = cause if response is None else response
+                        return self._wait_after(getattr(refusal, "headers", None))
                 cause = cause.__cause__
         return None
 
     def _wait_after(self, headers: Any) -> float | None:
-        """What a refusal's headers ask for, or ever more."""
+        """The seconds that a refusal's headers ask for, or ever more."""
         seconds = 0.0
         with contextlib.suppress(Exception):  # headers that nobody can read ask for nothing
             if (milliseconds := headers.get("retry-after-ms")) is not None:
@@ -145,9 +146,10 @@ def start(work: Work) -> bool:
 
 
 def renewer() -> Callable[[], None]:
-    """Return what makes this thread as good as new for the next call: what a call may have set for it is gone.
+    """Return the function that makes this thread as good as new for the next call.
 
-    That is its object, with all that is written there, its event loop, and its profiler and tracer.
+    It undoes the settings of a call: the thread's object, with all that is written there, its event loop, and its
+    profiler and tracer.
     """
     profiler, tracer = sys.getprofile(), sys.gettrace()
 

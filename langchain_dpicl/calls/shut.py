@@ -23,7 +23,7 @@ _thread = threading.local()
 
 
 def in_call() -> bool:
-    """Whether a chain's call runs here."""
+    """True if a chain's call runs here."""
     return _context.get() or getattr(_thread, "marked", False)
 
 
@@ -40,7 +40,7 @@ def check_records() -> None:
 
 
 def collects() -> bool:
-    """Whether the garbage collector runs in this thread."""
+    """True if the garbage collector runs in this thread."""
     return getattr(_thread, "collects", False)
 
 
@@ -55,7 +55,7 @@ def enter() -> None:
 
 
 def within(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function as a chain's call would: where the store is shut."""
+    """Call a function as a chain's call would: with the store shut."""
 
     def marked() -> T:
         enter()
@@ -96,7 +96,7 @@ def for_others() -> Iterator[None]:
 
 
 def lends() -> bool:
-    """Whether a thread that starts now serves public code, too."""
+    """True if a thread that starts now serves public code, too."""
     return getattr(_thread, "lends", False)
 
 

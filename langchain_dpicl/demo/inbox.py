@@ -20,7 +20,7 @@ from langchain_dpicl.privacy.checks import whole
 INPUT_KEY, OUTPUT_KEY, OWNER_KEY = "text", "label", "customer"
 
 DESKS = {"pharmacy": "Flask", "billing": "Ledger", "appointments": "Porch"}
-"""What each desk does (no model sees this) and the name that the clinic gave it."""
+"""The work of each desk (no model sees this) and the name that the clinic gave it."""
 
 DEMO_LABELS = tuple(DESKS.values())
 DEMO_CALLS = 8
@@ -218,7 +218,8 @@ def generate_inbox(customers: int = 800, *, seed: int = 20260) -> list[dict[str,
     All messages of a customer have the same name, birthday and condition, and are on the customer's own matters. The
     same arguments give the same records. Raises `InvalidParameter` for fewer than one customer.
     """
-    rng, records = random.Random(seed), []
+    rng = random.Random(seed)
+    records = []
     for number in range(1, whole("customers", customers) + 1):
         condition = rng.choice(list(_CONDITIONS))
         facts = {
@@ -230,7 +231,8 @@ def generate_inbox(customers: int = 800, *, seed: int = 20260) -> list[dict[str,
         }
         for _ in range(rng.choices((1, 2, 3, 4, 5, 6), weights=(26, 33, 20, 11, 6, 4))[0]):
             matter = rng.choice(list(DESKS))
-            text = _written(rng, rng.choice(("{greeting}{%s}", "{%s}{signature}")) % matter, facts)
+            form = rng.choice(("{greeting}{%s}", "{%s}{signature}"))
+            text = _written(rng, form % matter, facts)
             if rng.random() < 0.15:
                 text = text.lower()
             records.append({OWNER_KEY: f"P{number:05d}", INPUT_KEY: text, OUTPUT_KEY: DESKS[matter]})

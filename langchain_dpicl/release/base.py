@@ -1,4 +1,4 @@
-"""What every release is: a Runnable on a budget, an agent's tool, and each caller's doubt about its model."""
+"""The base of every release: a Runnable on a budget, an agent's tool, and each caller's doubt about its model."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ SPENT = (
     "The privacy budget of this tool is spent. It will not answer again, however it is asked: "
     "go on without it, and say so."
 )
-"""What an agent reads when nothing is left."""
+"""The text that an agent reads when nothing is left."""
 
 ABSTAINED = "This tool found no answer to this; the attempt counts. Trying again later, or asking otherwise, may help."
-"""What an agent reads when the release is that the members abstain."""
+"""The text that an agent reads when the release is that the members abstain."""
 
 UNAVAILABLE = "The model behind this tool does not answer now. Trying again later may help."
 
@@ -67,12 +67,12 @@ SAID: dict[type[Exception], str] = {
 
 
 def said(error: Exception) -> str:
-    """What an agent reads of one of these errors."""
+    """The text that an agent reads of one of these errors."""
     return next(text for kind, text in SAID.items() if isinstance(error, kind))
 
 
 class AnswerWithReceipt(TypedDict, Generic[T]):
-    """What a release gives with ``return_receipt=True``."""
+    """The answer of a release with ``return_receipt=True``."""
 
     answer: T
     receipt: Receipt
@@ -90,7 +90,8 @@ class NeverHidden:
     ) -> Any:
         """LangChain's fallbacks, which must not hide a spent budget: by default they handle a model that is down.
 
-        Raises `UnsafeConfigurationError` for ``exceptions_to_handle`` that would swallow `PrivacyBudgetExceeded`.
+        Raises `UnsafeConfigurationError` for ``exceptions_to_handle`` that would swallow
+        `PrivacyBudgetExceeded`.
         """
         handled = (ModelUnavailable,) if exceptions_to_handle is None else exceptions_to_handle
         if any(issubclass(PrivacyBudgetExceeded, kind) for kind in handled):
@@ -100,11 +101,12 @@ class NeverHidden:
 
 
 class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Generic[T]):
-    """What a Runnable is that makes releases: all that a tool, a retriever or a server asks of one.
+    """A Runnable that makes releases, with all that a tool, a retriever or a server asks of one.
 
-    A base class, since a Runnable that merely wraps a release has its attributes too. Whoever inherits checks a request
-    before charging for it (`InvalidParameter` for "input"), charges for `acting_principal`, and shows callbacks,
-    streams and errors nothing but the request and what is released.
+    A base class, since a Runnable that merely wraps a release has its attributes too. A
+    subclass checks a request before charging for it (`InvalidParameter` for "input"),
+    charges for `acting_principal`, and shows callbacks, streams and errors nothing but the
+    request and the release.
     """
 
     selector: PoissonExampleSelector
@@ -120,7 +122,7 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
     """As the user gave it; None if the budget has one line."""
     return_receipt: bool
     comes_in_pieces: bool = False
-    """Whether a stream gives parts of an answer before the whole is made."""
+    """True if a stream gives parts of an answer before the whole is made."""
     _bound: tuple[object, BudgetLine] | None = None
 
     @property
@@ -129,19 +131,26 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
         return self.selector.store
 
     def _terms(self) -> dict[str, Any]:
-        """What the budget's line must agree with, besides mechanism and rate."""
-        explicit = self.selector.rate_is_explicit
-        return {"rate_is_explicit": explicit, "owners": self.selector.owners, "options": self.options}
+        """The terms, besides mechanism and rate, that the budget's line must agree with."""
+        return {
+            "rate_is_explicit": self.selector.rate_is_explicit,
+            "owners": self.selector.owners,
+            "options": self.options,
+        }
 
     def _asked(self) -> tuple[str, float]:
         """The mechanism and the rate of the budget's line: those that it has, or else the release's own."""
-        own = self.line_name if self.line_name in self.choices else self.mechanism  # a line may be named after it
-        known, selector = self.budget.asked(self.line_name, own), self.selector
-        mechanism = known.mechanism if known is not None and known.mechanism in self.choices else own
-        if known is not None:
-            return mechanism, known.rate if selector.rate is None else selector.rate
-        epsilon, delta, count = self.budget.share(self.line_name, mechanism)
-        return mechanism, selector.let_plan_choose(partial(best_rate, epsilon, delta, count, selector.members))
+        # a line may be named after its mechanism
+        mechanism = self.line_name if self.line_name in self.choices else self.mechanism
+        known = self.budget.asked(self.line_name, mechanism)
+        if known is None:
+            epsilon, delta, count = self.budget.share(self.line_name, mechanism)
+            return mechanism, self.selector.let_plan_choose(
+                partial(best_rate, epsilon, delta, count, self.selector.members),
+            )
+        if known.mechanism in self.choices:
+            mechanism = known.mechanism
+        return mechanism, known.rate if self.selector.rate is None else self.selector.rate
 
     def planned(self) -> str:
         """The mechanism that the budget's line has, or would have if the plan were frozen now."""
@@ -153,7 +162,8 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
     def line(self) -> BudgetLine:
         """The budget's line of this release; solves and freezes the plan at first use.
 
-        It is looked up once, and again if the budget, the store or the selector's rate is another one.
+        It is looked up once, and again if the budget, the store or the selector's rate is
+        another one.
         """
         if self._bound is None or self._bound[0] != self._key():
             self.budget.watch(self.store)
@@ -164,7 +174,8 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
     def tried_on(self, budget: PrivacyBudget) -> Self:
         """The same release on another budget, to see the plan that it would have."""
         copied = copy.copy(self)
-        copied.budget, copied._bound = budget, None
+        copied.budget = budget
+        copied._bound = None
         return copied
 
     def tried_line(self) -> BudgetLine:
@@ -182,43 +193,53 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
     def _use_budget(self, stacklevel: int) -> None:
         """At the end of every constructor: check the budget with the selector's owners, and declare its line.
 
-        From now on, an owner whom the store forgets loses its tickets too. The owners are checked before the budget is
-        frozen. From then on the only number of owners that counts is the plan's, whatever the store holds by now.
-        ``stacklevel``: of the user's line, for a warning.
+        From now on, an owner whom the store forgets loses its tickets too. The owners are
+        checked before the budget is frozen. From then on the only number of owners that
+        counts is the plan's, whatever the store holds by now. ``stacklevel``: of the user's
+        line, for a warning.
         """
-        budget, selector = self.budget, self.selector
-        budget.watch(selector.store)
-        if budget.is_frozen:
-            owners = budget.public_owners
+        self.budget.watch(self.store)
+        if self.budget.is_frozen:
+            owners = self.budget.public_owners
         else:
-            selector.check_owners()
-            owners = selector.store.owner_count
+            self.selector.check_owners()
+            owners = self.store.owner_count
         if owners is not None:
-            warn_of_delta(budget, owners, stacklevel + 1)
+            warn_of_delta(self.budget, owners, stacklevel + 1)
         if self.line_name is not None:
             self.declare()
 
     def ask_model(self, values: Any = None) -> Flow[type[BaseException] | None]:
-        """Ask its model a public question: a request, or a text of ours. Returns the class of what it raised; None if
-        it answered, or if there is none."""
+        """Ask its model a public question: a request, or a text of ours.
+
+        Returns the class of its error; None if it answered, or if there is no model.
+        """
         yield from ()
         return None
 
     def looked_for(self, request: Request, text: str | None) -> Flow[Sought]:
-        """What the selector looks for: exemplars near to a text (None: near to nothing) that pass the filter."""
-        store, vector = self.store, None
+        """The search of the selector: exemplars near to a text (None: near to nothing) that pass the filter."""
+        vector = None
         if text is not None:
-            vector = yield Either(partial(store.embed_query, text), partial(store.aembed_query, text))
+            vector = yield Either(
+                partial(self.store.embed_query, text),
+                partial(self.store.aembed_query, text),
+            )
         return self.selector.seek(vector, request.wanted)
 
     def _told(self, answer: Any, receipt: Any) -> Any:
-        """What a caller gets."""
+        """The answer to a caller, with its receipt if callers get one."""
         return {"answer": answer, "receipt": receipt} if self.return_receipt else answer
 
     def get_graph(self, config: RunnableConfig | None = None) -> Graph:
         """LangChain's, with what the release is charged to: pictures show it at the release's node."""
-        graph, budget = super().get_graph(config), self.budget
-        told = {"budget": budget.name, "epsilon": budget.epsilon, "delta": budget.delta, "calls": self.selector.members}
+        graph = super().get_graph(config)
+        told = {
+            "budget": self.budget.name,
+            "epsilon": self.budget.epsilon,
+            "delta": self.budget.delta,
+            "calls": self.selector.members,
+        }
         for key, node in graph.nodes.items():
             if node.data is self:
                 graph.nodes[key] = node._replace(metadata=told)
@@ -254,12 +275,15 @@ def releases_in(chain: Runnable[Any, Any]) -> list[AnyRelease]:
 
 
 def check_budget(budget: PrivacyBudget, return_receipt: bool = True) -> None:
-    """What a release asks of its budget. Raises `InvalidParameter`."""
+    """Raise `InvalidParameter` if a release cannot use this budget."""
     if not isinstance(budget, PrivacyBudget):
         raise InvalidParameter("budget", type(budget).__name__, "a PrivacyBudget")
     if budget.on_exhausted == "zero_shot" and not return_receipt:
-        bound = 'True with on_exhausted="zero_shot": the receipt marks such answers'
-        raise InvalidParameter("return_receipt", return_receipt, bound)
+        raise InvalidParameter(
+            "return_receipt",
+            return_receipt,
+            'True with on_exhausted="zero_shot": the receipt marks such answers',
+        )
 
 
 def as_tool(
@@ -272,16 +296,18 @@ def as_tool(
     release
         A sealed release, a `DPSampler`, or a chain with one in it. It must answer a mapping.
     name, description
-        What the agent reads.
+        The texts that the agent reads.
     inputs
-        The tool's arguments, strings, with what each means: the keys of the release's input. Default: ``query`` alone,
-        which is asked under the release's own key (what its selector is ``nearest_to``, else "input"; of a sampler its
-        store's ``input_key``).
+        The tool's arguments, strings, with what each means: the keys of the release's
+        input. Default: ``query`` alone, which is asked under the release's own key (what
+        its selector is ``nearest_to``, else "input"; of a sampler its store's
+        ``input_key``).
 
-    The tool's message is the answer as text (a pydantic model as JSON); of a release by itself its artifact is the
-    receipt. A spent budget (`PrivacyBudgetExceeded`) or a model that is down reaches the agent as a tool message with
-    the status "error" and a text that it can act on, at no cost; so do members that abstain, which is a release and
-    charged like one. What else goes wrong is raised.
+    The tool's message is the answer as text (a pydantic model as JSON); of a release by
+    itself its artifact is the receipt. A spent budget (`PrivacyBudgetExceeded`) or a model
+    that is down reaches the agent as a tool message with the status "error" and a text that
+    it can act on, at no cost; so do members that abstain, which is a release and charged
+    like one. What else goes wrong is raised.
     """
     from langchain_core.tools import StructuredTool, ToolException
 
@@ -293,17 +319,24 @@ def as_tool(
     if not isinstance(description, str) or not description:
         raise InvalidParameter("description", description, "a non-empty string, for the agent")
     arguments = {"query": "the question"} if inputs is None else dict(inputs)
-    keys = {"query": found[0].query_key} if inputs is None else {argument: argument for argument in arguments}
+    keys = {"query": found[0].query_key} if inputs is None else {key: key for key in arguments}
     for argument, meaning in arguments.items():
         named = isinstance(argument, str) and _ARGUMENT.fullmatch(argument) and argument not in _TAKEN
         if not named or not isinstance(meaning, str):
             raise InvalidParameter(
-                "inputs", argument, "names of letters, digits and _ that LangChain leaves free, in words"
+                "inputs",
+                argument,
+                "names of letters, digits and _ that LangChain leaves free, in words",
             )
     if not arguments:
         raise InvalidParameter("inputs", arguments, "at least one argument")
-    fields: dict[str, Any] = {argument: (str, Field(description=meaning)) for argument, meaning in arguments.items()}
+    fields: dict[str, Any] = {name: (str, Field(description=meaning)) for name, meaning in arguments.items()}
     runnable = release.with_receipt() if isinstance(release, AnyRelease) else release
+
+    def as_text(answer: Any) -> str:
+        if isinstance(answer, BaseModel):
+            return answer.model_dump_json()
+        return ", ".join(answer) if isinstance(answer, ReleasedKeywords) else str(answer)
 
     def asked(alone: Sequence[str], values: Mapping[str, str]) -> Flow[tuple[str, Any]]:
         """LangChain gives the only argument of a tool without its name if the tool was asked so."""
@@ -316,12 +349,9 @@ def as_tool(
             failed = said(error)
         if failed:
             raise ToolException(failed)
-        receipt = None
         if isinstance(answer, Mapping) and set(answer) == {"answer", "receipt"}:
-            answer, receipt = answer["answer"], answer["receipt"]
-        if isinstance(answer, BaseModel):
-            return answer.model_dump_json(), receipt
-        return ", ".join(answer) if isinstance(answer, ReleasedKeywords) else str(answer), receipt
+            return as_text(answer["answer"]), answer["receipt"]
+        return as_text(answer), None
 
     return StructuredTool.from_function(
         lambda *alone, **values: run(asked(alone, values)),
@@ -336,18 +366,18 @@ def as_tool(
 
 @dataclass(slots=True)
 class Doubt:
-    """What one caller has seen of the model."""
+    """The experience of one caller with the model."""
 
     suspected: bool = False
     answered_at: float = -math.inf
 
     @property
     def never_answered(self) -> bool:
-        """Whether no public question was answered so far."""
+        """True if no public question was answered so far."""
         return self.answered_at == -math.inf
 
     def is_due(self, seconds: float) -> bool:
-        """Whether a release or a public question failed, or none was answered for so many seconds."""
+        """True if a release or a public question failed, or none was answered for so many seconds."""
         return self.suspected or time.monotonic() - self.answered_at > seconds
 
     def judge(self, answered: bool) -> None:
@@ -360,10 +390,11 @@ class Doubt:
 class Doubts:
     """Every caller's `Doubt`, of so many callers at most: those who asked last.
 
-    A caller's next query asks the model a public question first because of that caller's own release, or of the time
-    since that caller's own last public question. What a release said to one caller changes nothing that another one
-    gets, pays or is refused. Who is forgotten follows from who asked and when, and never from what came of it: `asked`
-    alone changes the order.
+    A caller's next query asks the model a public question first because of that caller's
+    own release, or of the time since that caller's own last public question. What a release
+    said to one caller changes nothing that another one gets, pays or is refused. Who is
+    forgotten follows from who asked and when, and never from what came of it: `asked` alone
+    changes the order.
     """
 
     def __init__(self, most: int = 10_000) -> None:

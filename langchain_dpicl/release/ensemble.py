@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import coerce_to_runnable
@@ -47,7 +47,7 @@ _ASKED = 200
 """Characters of a question that made-up examples repeat."""
 
 Tells = Callable[[], bool]
-"""Whether a release shows that the members fail: asked for only where nothing can be read."""
+"""Gives True if a release shows that the members fail: called only if nothing can be read."""
 
 
 class Sealed(Runnable[Any, Any]):
@@ -76,56 +76,70 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
     selector
         Draws the buckets; its ``members`` is N.
     member
-        Any Runnable (or function, or mapping of Runnables). It gets the caller's input mapping plus ``examples``: a
-        list of mappings, empty for an empty bucket, so that the zero-shot prompt is asked. N calls are made for every
-        release, whatever was sampled. A member that raises, or whose answer is not usable, abstains; what it says to an
-        empty bucket counts nothing. None: there is no model, and a `LabelVote` counts the owners' own outputs.
+        Any Runnable (or function, or mapping of Runnables). It gets the caller's input
+        mapping plus ``examples``: a list of mappings, empty for an empty bucket, so that
+        the zero-shot prompt is asked. N calls are made for every release, whatever was
+        sampled. A member that raises, or whose answer is not usable, abstains; its answer
+        to an empty bucket counts nothing. None: there is no model, and a `LabelVote` counts
+        the owners' own outputs.
     count_empty
-        Let what the member says to an empty bucket count like every other answer: a public vote in the place of each.
-        Not with a selector of ``calls=``, whose guarantee rests on nothing standing in an absent owner's place.
+        Let the member's answer to an empty bucket count like every other answer: a public
+        vote in the place of each. Not with a selector of ``calls=``, whose guarantee rests
+        on nothing standing in an absent owner's place.
     max_concurrency
-        How many calls of one release run at once. Default: all N, at most 64. All releases that are made at once should
-        not be more than your model server answers at once: a request that waits there is on its call's clock. The
-        embedded model needs no limit.
+        The number of calls of one release that run at once. Default: all N, at most 64. All
+        releases that are made at once should not be more than your model server answers at
+        once: a request that waits there is on its call's clock. The embedded model needs no
+        limit.
     timeout
-        Seconds that one call may take, from its own start; the member then abstains, and nothing waits for what is
-        left of the call (a coroutine has five seconds to end). The clients of OpenAI models get the same limit, and
-        repeat nothing by themselves (``max_retries``). Default "auto": 120, but None if a model computes in this
-        process, the embedded one included: it takes one call after another, so that a clock would count the others'
-        calls, and a number raises `InvalidParameter`. None: no limit but the client's own. A server that refuses a call
-        (HTTP status 429) is asked again after the time that it asks for, for ten minutes at most; the clock then begins
-        anew. The clock cannot tell a call's work from its wait for code that blocks the event loop or holds the
-        interpreter's lock. What hangs keeps its thread. A model with a ``rate_limiter``, or whose client has fewer
-        connections than the release has calls, is refused: calls would wait there for each other.
+        Seconds that one call may take, from its own start; the member then abstains, and
+        nothing waits for the rest of the call (a coroutine has five seconds to end). The
+        clients of OpenAI models get the same limit, and repeat nothing by themselves
+        (``max_retries``). Default "auto": 120, but None if a model computes in this
+        process, the embedded one included: it takes one call after another, so that a clock
+        would count the others' calls, and a number raises `InvalidParameter`. None: no
+        limit but the client's own. A server that refuses a call (HTTP status 429) is asked
+        again after the time that it asks for, for ten minutes at most; the clock then
+        begins anew. The clock cannot tell a call's work from its wait for code that blocks
+        the event loop or holds the interpreter's lock. What hangs keeps its thread. A model
+        with a ``rate_limiter``, or whose client has fewer connections than the release has
+        calls, is refused: calls would wait there for each other.
     public
-        The retrievers, vector stores, example selectors and document stores that the member may search, since nobody's
-        private text is in them. Any other is refused: every member would find the same owners' documents there.
+        The retrievers, vector stores, example selectors and document stores that the member
+        may search, since nobody's private text is in them. Any other is refused: every
+        member would find the same owners' documents there.
     share
-        What all calls share, private and public ones: objects, such as a client or a rate limiter, and names of
-        installed packages whose code they share. A chain that reads there what another call wrote voids the guarantee:
-        name nothing that holds prompts, examples, answers or facts about them.
+        The things that all calls share, private and public ones: objects, such as a client
+        or a rate limiter, and names of installed packages whose code they share. A chain
+        that reads there what another call wrote voids the guarantee: name nothing that
+        holds prompts, examples, answers or facts about them.
     isolate
         Names of installed packages of whose code every call has its own.
 
-    ``ensemble | DPAggregate(...)`` fuses into one sealed Runnable. Anything else, or invoking it alone, raises
-    `UnsafeConfigurationError`, since every step that LCEL can see is traced. The member is copied with its models'
-    caches, verbosity and callbacks off. A member that reaches a callback handler, a cache, checkpoints, a memory, a
-    chat history, a graph's store, an `ExemplarStore`, a budget or a release, by whatever way, is refused: text would
-    leave there, or members would read each other's. In its copies a selector gives the member's own bucket alone, and
-    while a call runs the store, ledgers and releases refuse everything (`ShutWithinCall`), however it came by them.
+    ``ensemble | DPAggregate(...)`` fuses into one sealed Runnable. Anything else, or
+    invoking it alone, raises `UnsafeConfigurationError`, since every step that LCEL can see
+    is traced. The member is copied with its models' caches, verbosity and callbacks off. A
+    member that reaches a callback handler, a cache, checkpoints, a memory, a chat history,
+    a graph's store, an `ExemplarStore`, a budget or a release, by whatever way, is refused:
+    text would leave there, or members would read each other's. In its copies a selector
+    gives the member's own bucket alone, and while a call runs the store, ledgers and
+    releases refuse everything (`ShutWithinCall`), however it came by them.
 
-    Each call, private or public, runs on a copy of the member of its own, with its own objects, functions, classes and
-    modules of your code: what it writes there ends with it. The copies are made from one pickle, made with the
-    ensemble: what an app changes in its objects later does not reach them. What cannot be copied (locks, files,
-    connections) is refused with its name. `shared` shows what calls share: models, clients, installed libraries. A
-    cached function without arguments is called when the ensemble is made, and each call has a copy of what it gives.
+    Each call, private or public, runs on a copy of the member of its own, with its own
+    objects, functions, classes and modules of your code: what it writes there ends with it.
+    The copies are made from one pickle, made with the ensemble: what an app changes in its
+    objects later does not reach them. What cannot be copied (locks, files, connections) is
+    refused with its name. `shared` shows what calls share: models, clients, installed
+    libraries. A cached function without arguments is called when the ensemble is made, and
+    each call has a copy of what it gives.
 
-    The caller's config does not reach the member, which would otherwise see its callbacks: ``configurable`` fields keep
-    the values that the member was made with.
+    The caller's config does not reach the member, which would otherwise see its callbacks:
+    ``configurable`` fields keep the values that the member was made with.
 
-    Each call is made on its own, never through ``batch``: there, one private prompt that is refused can fail its
-    neighbours in the same request, and one owner would then move more than one member's answer. Use a model server for
-    which one request does not change the answer to another.
+    Each call is made on its own, never through ``batch``: there, one private prompt that is
+    refused can fail its neighbours in the same request, and one owner would then move more
+    than one member's answer. Use a model server for which one request does not change the
+    answer to another.
     """
 
     _refusal = (
@@ -141,16 +155,16 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
     copies: Pristine
     """Makes the copies of the member that its calls run on."""
     instead: Sequence[tuple[object, object]] = ()
-    """Pairs: a part of the member, and what its copies have in that place."""
+    """Pairs: a part of the member, and its replacement in the copies."""
     timeout: float | None = None
     rewriting: PublicChain | None = None
-    """What makes the text to search for, if the selector has a ``search_query``."""
+    """The chain that makes the text to search for, if the selector has a ``search_query``."""
     unread: bool | None = None
-    """Whether the member looks at no example; None until its answer to a public question shows it."""
+    """True if the member looks at no example; None until its answer to a public question shows it."""
     _tried: frozenset[bool] = frozenset()
-    """Where the member has answered on made-up examples: False for threads, True for event loops."""
+    """The places in which the member has answered on made-up examples: False for threads, True for event loops."""
     _failed = False
-    """Whether a first question was asked in vain, so that nobody waits for another request's."""
+    """True if a first question was asked in vain, so that nobody waits for another request's."""
     _answered: dict[str, _Rehearsed | None]
     """By aggregator, if a public question with examples was answered: a rehearsal's, or None for made-up ones."""
     _named: frozenset[str] = frozenset()
@@ -171,13 +185,17 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
     ) -> None:
         if not isinstance(selector, PoissonExampleSelector):
             raise InvalidParameter("selector", type(selector).__name__, "a PoissonExampleSelector")
-        self.selector, self.members = selector, selector.members
+        self.selector = selector
+        self.members = selector.members
         at_once = min(selector.members, 64) if max_concurrency is None else max_concurrency
         self.max_concurrency = checks.whole("max_concurrency", at_once)
         self.public = boundary.check_public(public)
         if allow_state:
-            bound = "nothing any more: each call has a copy of the chain; what calls may share is named in share=[...]"
-            raise InvalidParameter("allow_state", type(allow_state).__name__, bound)
+            raise InvalidParameter(
+                "allow_state",
+                type(allow_state).__name__,
+                "nothing any more: each call has a copy of the chain; what calls may share is named in share=[...]",
+            )
         for parameter, given in (("share", share), ("isolate", isolate)):
             if not isinstance(given, (list, tuple)):
                 raise InvalidParameter(parameter, type(given).__name__, "a list")
@@ -186,14 +204,22 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         self.share, self.isolate = tuple(share), tuple(isolate)
         self.count_empty = bool(count_empty)
         if self.count_empty and (selector.calls is not None or member is None):
-            raise InvalidParameter("count_empty", True, "False without a member, and if every owner has its own call")
+            raise InvalidParameter(
+                "count_empty",
+                True,
+                "False without a member, and if every owner has its own call",
+            )
         self.doubts = Doubts()
         if member is None:
             self.has_member = False
             if timeout not in ("auto", None):
                 raise InvalidParameter("timeout", timeout, "not given without a member: nobody is called")
             if selector.store.output_key is None:
-                raise InvalidParameter("member", None, "given if the store has no output_key, whose values could vote")
+                raise InvalidParameter(
+                    "member",
+                    None,
+                    "given if the store has no output_key, whose values could vote",
+                )
         else:
             self._take(member, timeout)
         if selector.search_query is not None:
@@ -213,25 +239,35 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         self._needed = self._named - {"examples"}
 
     def copies_of(self, chain: Runnable[Any, Any]) -> Pristine:
-        """What makes copies of a chain, which share what the member's copies share."""
-        return Pristine(chain, share=self.share, public=self.public, instead=self.instead, isolate=self.isolate)
+        """The maker of copies of a chain, which share with each other as the member's copies do."""
+        return Pristine(
+            chain,
+            share=self.share,
+            public=self.public,
+            instead=self.instead,
+            isolate=self.isolate,
+        )
 
     def shared(self) -> Isolation:
-        """What calls of the member have of their own, and what they share (the threat model's list). ``print`` it."""
+        """List the things that calls of the member own, and those that they share (the threat model's list).
+
+        ``print`` the list.
+        """
         if not self.has_member:
             raise InvalidParameter("member", None, "given: without a member nothing is called")
         return self.copies.shared()
 
     @property
     def searches(self) -> bool:
-        """Whether the member searches its bucket, so that the bucket carries vectors."""
+        """True if the member searches its bucket, so that the bucket carries vectors."""
         return self.has_member and self.copies.searches
 
     @property
     def needs(self) -> frozenset[str]:
         """The keys that a request must have, as far as they are known."""
-        near = self.selector.nearest_to if self.selector.search_query is None else None
-        return self._needed | ({near} if near else frozenset())
+        if self.selector.search_query is None and self.selector.nearest_to:
+            return self._needed | {self.selector.nearest_to}
+        return self._needed
 
     @property
     def variant(self) -> str:
@@ -240,15 +276,16 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
 
     @property
     def untried(self) -> bool:
-        """Whether the next request asks the member on made-up examples."""
+        """True if the next request asks the member on made-up examples."""
         return self.has_member and not self._tried
 
     def check_request(self, values: object) -> Mapping[str, Any]:
         """A copy of the caller's mapping, or `InvalidParameter`, which shows its keys alone.
 
-        A key that the member's prompt needs is asked for here: without it every member would abstain, and be charged.
-        If it is nearly ``examples``, which the prompt does not name, the mistake is the prompt's. A request with an
-        operator of filters is refused if the member searches: it would pass for a condition that the member wrote.
+        A key that the member's prompt needs is asked for here: without it every member
+        would abstain, and be charged. If it is nearly ``examples``, which the prompt does
+        not name, the mistake is the prompt's. A request with an operator of filters is
+        refused if the member searches: it would pass for a condition that the member wrote.
         """
         if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
             raise InvalidParameter("input", type(values).__name__, "a mapping of names to values")
@@ -260,8 +297,11 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
                 raise InvalidParameter("member", f"{{{name}}}", bound)
             raise InvalidParameter("input", sorted(values), f"a mapping with the keys {sorted(missing)} too")
         if self.searches and (operator := operator_in(values)) is not None:
-            bound = "a request without operators of filters, which the chain itself writes; nothing was charged"
-            raise InvalidParameter("input", operator, bound)
+            raise InvalidParameter(
+                "input",
+                operator,
+                "a request without operators of filters, which the chain itself writes; nothing was charged",
+            )
         self.selector.check_query(values)
         with contextlib.suppress(Exception):
             return copy.deepcopy(dict(values))
@@ -276,14 +316,16 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
     ) -> Flow[None]:
         """Before the first charge, once for threads and once for event loops: ask the member on made-up examples.
 
-        Their texts hold braces, quotes and line breaks. Costs nothing. Raises `InvalidParameter` for a member that
-        fails on such texts and no others, and `ModelUnavailable` if the member fails; where releases would not tell
-        (``tells``), also if the aggregator can read nothing in what it answers.
+        Their texts hold braces, quotes and line breaks. Costs nothing. Raises
+        `InvalidParameter` for a member that fails on such texts and no others, and
+        `ModelUnavailable` if the member fails; where releases would not tell (``tells``),
+        also if the aggregator can read nothing in what it answers.
         """
         in_loop = yield Either(lambda: False, awaitable(lambda: True))
         if in_loop in self._tried:
             return
-        is_first, until = False, time.monotonic() + _PATIENCE
+        is_first = False
+        until = time.monotonic() + _PATIENCE
         while not (self._failed or is_first) and time.monotonic() < until:  # one request asks for those that wait
             is_first = self._trying.acquire(blocking=False)
             if not is_first:
@@ -304,9 +346,11 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
     ) -> WatchedExamples:
         """So many examples that no record of the store has a part in: the question's own words, and an answer.
 
-        Where examples have outputs, the answer stands there alone: in the text it would teach to copy from texts.
+        If examples have outputs, the answer stands there alone: in the text it would teach
+        to copy from texts.
         """
-        store, made = self.selector.store, list[dict[str, Any]]()
+        store = self.selector.store
+        made: list[dict[str, Any]] = []
         samples = Aggregator.SAMPLES if aggregator is None else aggregator.samples
         asked = " ".join(value for value in values.values() if isinstance(value, str))[:_ASKED]
         for i in range(number):
@@ -323,20 +367,20 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None, caller: str, tells: Tells
     ) -> Flow[None]:
         """A call on made-up examples with `watched.MARKS`. If nothing can be read there, another one without."""
-        marked = self.made_up(2, values, aggregator, watched.MARKS)
-        seen = yield from self._probe(values, marked, aggregator)
+        seen = yield from self._probe(values, self.made_up(2, values, aggregator, watched.MARKS), aggregator)
         if seen.failure is not None:
             again = yield from self._answers(values, aggregator)
             if again.failure is not None:
                 yield from self._judge_unread(values, again, tells)
                 return
             if not seen.anything and self._known(aggregator) is None:
-                bound = (
+                raise InvalidParameter(
+                    "member",
+                    type(self.copies.chain).__name__,
                     "a chain that takes braces, quotes and line breaks in examples: fill a template with them, and "
                     f"never make them a part of the template's own text ({_name(seen.failure)}); `rehearse` shows the "
-                    "whole error"
+                    "whole error",
                 )
-                raise InvalidParameter("member", type(self.copies.chain).__name__, bound)
         if aggregator is not None:
             self._answered.setdefault(repr(aggregator))
             self.doubts.of(caller).judge(True)
@@ -362,16 +406,18 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
     def _answers(self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None) -> Flow[_Seen]:
         """The question with made-up examples, or with a rehearsal's; else the rehearsal's own question."""
         known = self._known(aggregator)
-        examples = self.made_up(2, values, aggregator) if known is None else known.again()
-        seen = yield from self._probe(values, examples, aggregator)
-        if seen.failure is not None and known is not None:
+        if known is None:
+            return (yield from self._probe(values, self.made_up(2, values, aggregator), aggregator))
+        seen = yield from self._probe(values, known.again(), aggregator)
+        if seen.failure is not None:
             seen = yield from self._probe(known.values, known.again(), known.reader)
         return seen
 
     def _probe(
         self, values: Mapping[str, Any], made: WatchedExamples, aggregator: Aggregator[Any] | None
     ) -> Flow[_Seen]:
-        seen, heard = _Seen(aggregator), Heard(self.copies)
+        seen = _Seen(aggregator)
+        heard = Heard(self.copies)
         seen.failure = yield from boundary.probe(heard, (values, made), self.timeout, seen.read)
         if seen.anything and self.unread is not False:
             self.unread = not made.are_seen("\n".join(heard.hearing.prompts), str(values))
@@ -395,21 +441,25 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         Parameters
         ----------
         public_examples
-            Examples that stand in for private ones: mappings with the store's keys, LangChain documents, or texts if
-            the store has no ``output_key``; of a store of `split_with_parents`, public documents that are split so,
-            too. They fill buckets as large as a member's may be, with a call for each. One more call has no example, as
-            an empty bucket has none. Not private records: the report shows them.
+            Examples that stand in for private ones: mappings with the store's keys,
+            LangChain documents, or texts if the store has no ``output_key``; of a store of
+            `split_with_parents`, public documents that are split so, too. They fill buckets
+            as large as a member's may be, with a call for each. One more call has no
+            example, as an empty bucket has none. Not private records: the report shows
+            them.
         question
             A request of the release, or the text alone.
         aggregator
             Reads the outputs, and says why it cannot.
 
-        Nothing is charged, no plan is frozen, and no record of the store is read: each call has the public examples for
-        its bucket, and nothing else. Tracers and callbacks hear nothing. If the rehearsal has passed, the first release
-        does not ask the member whether it answers on made-up examples.
+        Nothing is charged, no plan is frozen, and no record of the store is read: each call
+        has the public examples for its bucket, and nothing else. Tracers and callbacks hear
+        nothing. If the rehearsal has passed, the first release does not ask the member
+        whether it answers on made-up examples.
 
         Raises `InvalidParameter` if the member reads no example, and for stand-ins or a
-        question that are not of the store's or the member's form; `UnsafeConfigurationError` as a first release would.
+        question that are not of the store's or the member's form;
+        `UnsafeConfigurationError` as a first release would.
         """
         return run(self._rehearsal(public_examples, question, aggregator))
 
@@ -431,8 +481,14 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         values = self.check_request(question)
         buckets = watched.public_buckets(given, self.selector)
         boundary.check_surroundings()
-        made_up = partial(self.made_up, 2, values)
-        under_way = Rehearsing(self.public_chain, made_up, self.rewriting, values, buckets, self.count_empty)
+        under_way = Rehearsing(
+            self.public_chain,
+            partial(self.made_up, 2, values),
+            self.rewriting,
+            values,
+            buckets,
+            self.count_empty,
+        )
         reader = yield from under_way.carry_out(aggregator)
         if under_way.report.passed:
             yield from self.note_rehearsal(values, buckets[0], reader)
@@ -442,21 +498,25 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         """Before the first charge: warn, once, if the member looks at no example, so that a release is wasted on it."""
         if self.unread:
             self.unread = False
-            told = f"the member reads no example ({watched.READS_NOTHING}): its answers are public, and are charged"
-            warnings.warn(told, PrivacyWarning, stacklevel=2)
+            warnings.warn(
+                f"the member reads no example ({watched.READS_NOTHING}): its answers are public, and are charged",
+                PrivacyWarning,
+                stacklevel=2,
+            )
 
     def ask(
         self, values: Mapping[str, Any], read: Callable[[object], None] = lambda output: None
     ) -> Flow[type[BaseException] | None]:
-        """Call the member on a query without examples, and ``read`` its answer. The class of what either raised."""
+        """Call the member on a query without examples, and ``read`` its answer. The class of the error of either."""
         return (yield from boundary.probe(self.copies, self.public_request(values), self.timeout, read))
 
     def check_health(self, values: Mapping[str, Any], aggregator: Aggregator[Any], caller: str = "") -> Flow[None]:
         """Ask the member a public question, before charging a caller who has doubt about it.
 
-        It is the query without examples; a member that needs some is asked with made-up ones, or those of a rehearsal,
-        if it has answered so before. Both the doubt and the calls (no private example) are public to the caller
-        (`BudgetLine.caller`). Raises `ModelUnavailable` if there is no answer that could be used.
+        It is the query without examples; a member that needs some is asked with made-up
+        ones, or those of a rehearsal, if it has answered so before. Both the doubt and the
+        calls (no private example) are public to the caller (`BudgetLine.caller`). Raises
+        `ModelUnavailable` if there is no answer that could be used.
         """
         failure = yield from self.ask(values, aggregator.check_kind)
         if failure is not None and repr(aggregator) in self._answered:
@@ -483,11 +543,13 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
                 "finds none in a public call; write them without"
             )
         return PublicChain(
-            copies, count, limit(copies, self.timeout if self.has_member else "auto", self.members, is_public=True)
+            copies,
+            count,
+            limit(copies, self.timeout if self.has_member else "auto", self.members, is_public=True),
         )
 
     def search_text(self, values: Mapping[str, Any]) -> Flow[str]:
-        """The text that exemplars are near to: the request's own, or what ``search_query`` makes of it."""
+        """The text that exemplars are near to: the request's own, or the one that ``search_query`` makes of it."""
         if self.rewriting is None:
             text: str = values[str(self.selector.nearest_to)]
             return text
@@ -509,8 +571,8 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
     ) -> Flow[list[object | boundary.Abstention]]:
         """Sample, call, and read each output that counts. PRIVATE, and so is their number: they are for an aggregator.
 
-        ``query`` is the embedding of the request's text, with its filter. ``among`` are the owners who paid, if owners
-        pay.
+        ``query`` is the embedding of the request's text, with its filter. ``among`` are the
+        owners who paid, if owners pay.
         """
         buckets = yield partial(self.selector.sample, rate, query, among, self.searches)
         found: list[object | boundary.Abstention]
@@ -523,9 +585,9 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         found = yield self.calls(self.copies, requests, reader=reader, timeout=self.timeout)
         if self.count_empty:
             return found
-        if not getattr(reader, "takes_own_calls", True):
-            return [output if counts else boundary.ABSTAIN for output, counts in zip(found, filled, strict=True)]
-        return list(compress(found, filled))
+        if getattr(reader, "takes_own_calls", True):
+            return list(compress(found, filled))
+        return [output if counts else boundary.ABSTAIN for output, counts in zip(found, filled, strict=True)]
 
     def run(
         self, values: Mapping[str, Any], rate: float, reader: boundary.OutputReader | None = None
@@ -560,24 +622,30 @@ class _Rehearsed:
 
     def again(self) -> WatchedExamples:
         """The examples, for another call."""
-        made = (copy.copy(each) for each in list.__iter__(self.examples))
-        return WatchedExamples(made, self.examples.input_key, self.examples.output_key)
+        return WatchedExamples(
+            map(copy.copy, list.__iter__(self.examples)),
+            self.examples.input_key,
+            self.examples.output_key,
+        )
 
 
 class _Seen:
-    """What a public answer showed. ``read`` reads it as an aggregator would, and notices whether there was one at all.
+    """The state of a public answer. ``read`` reads it as an aggregator would, and notes that there was one.
 
     Attributes
     ----------
     failure
-        The class of what the call or the reading raised; None if the answer could be read.
+        The class of the error of the call or the reading; None if the answer could be read.
     anything
-        Whether the member answered at all.
+        True if the member answered at all.
     """
 
+    _reason = ""
+    anything = False
+    failure: type[BaseException] | None = None
+
     def __init__(self, aggregator: Aggregator[Any] | None) -> None:
-        self._aggregator, self._reason = aggregator, ""
-        self.anything, self.failure = False, cast("type[BaseException] | None", None)
+        self._aggregator = aggregator
 
     def read(self, output: object) -> None:
         self.anything = True
@@ -585,7 +653,7 @@ class _Seen:
             if self._aggregator is not None:
                 self._aggregator.check_encoded(self._aggregator.encode(output))
         except ValueError as error:
-            self._reason = f" ({error})" if str(error) else ""
+            self._reason = str(error) and f" ({error})"
             raise
 
     def error(self) -> ModelUnavailable:
@@ -611,7 +679,7 @@ def _name(failure: type[BaseException] | None) -> str:
 def _own_outputs(
     buckets: Sequence[Examples], reader: boundary.OutputReader | None
 ) -> list[object | boundary.Abstention]:
-    """What the first exemplar of each bucket has as its output: a vote without a model. Private."""
+    """The output of the first exemplar of each bucket: a vote without a model. Private."""
     found: list[object | boundary.Abstention] = []
     for bucket in filter(None, buckets):
         found.append(boundary.ABSTAIN)

@@ -1,7 +1,7 @@
 """Rehearsals: the member on public stand-ins, at no cost, and all that can be seen of it.
 
-Each call runs on a copy of the chain, as every call does. What it shows is public: the examples and the question that
-the caller gave, and what the member made of them.
+Each call runs on a copy of the chain, as every call does. What it shows is public: the
+examples and the question that the caller gave, and what the member made of them.
 """
 
 from __future__ import annotations
@@ -46,26 +46,28 @@ class RehearsedCall:
     Attributes
     ----------
     name
-        What it was given: "with 2 examples", "without examples", or what else is asked in public: "the aggregator's
-        public call", "the text to search for".
+        Its input: "with 2 examples", "without examples", or another public question: "the
+        aggregator's public call", "the text to search for".
     prompts
-        What the LangChain models in it were asked, in order. What code sends to a model by other ways is not seen.
+        The prompts of the LangChain models in it, in order. Prompts that code sends to a
+        model by other ways are not seen.
     output
-        What came back: a text, a number, or else its ``repr``. None if the call failed.
+        The output: a text, a number, or else its ``repr``. None if the call failed.
     parsed
-        What the aggregator read there; None without an aggregator.
+        The aggregator's reading of it; None without an aggregator.
     error
-        Why the member would abstain, in one line: what the call raised, or why its output is of no use. "" if it
-        would not.
+        The reason why the member would abstain, in one line: the error of the call, or the
+        fault of its output. "" if it would not abstain.
     traceback
-        Of what the call raised.
+        The traceback of the call's error.
     seconds
-        How long it took.
+        The time that it took.
     read_examples
-        Whether it looked at its examples.
+        True if it looked at its examples.
     counts
-        Whether a rehearsal fails if this call abstains. One without examples does not count, unless ``count_empty``:
-        no more does one with braces if the member fails on any texts but those of its records' form.
+        True if a rehearsal fails if this call abstains. One without examples does not
+        count, unless ``count_empty``: no more does one with braces if the member fails on
+        any texts but those of its records' form.
     """
 
     name: str
@@ -97,18 +99,19 @@ class RehearsedCall:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a member does with public stand-ins. ``print`` it; `facts` is the same for a program.
+    """The record of a member's calls with public stand-ins. ``print`` it; `facts` is the same for a program.
 
     Attributes
     ----------
     question
         The request.
     calls
-        One `RehearsedCall` for each bucket that the public examples fill; one with the first of these with braces,
-        quotes and line breaks in its texts; and the one without examples, which an empty bucket makes.
+        One `RehearsedCall` for each bucket that the public examples fill; one with the
+        first of these with braces, quotes and line breaks in its texts; and the one without
+        examples, which an empty bucket makes.
     findings
-        What else is wrong: a name in a template that nobody fills, a question that the aggregator refuses, a text to
-        search for that is none.
+        The other faults: a name in a template that nobody fills, a question that the
+        aggregator refuses, a text to search for that is none.
     """
 
     question: Mapping[str, Any]
@@ -117,7 +120,7 @@ class Rehearsal:
 
     @property
     def passed(self) -> bool:
-        """Whether no call would abstain and nothing else was found."""
+        """True if no call would abstain and nothing else was found."""
         return not self.findings and not self._failed
 
     @property
@@ -127,8 +130,12 @@ class Rehearsal:
     @property
     def facts(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
-        calls = [{**asdict(call), "abstains": bool(call.error)} for call in self.calls]
-        found = {"passed": self.passed, "question": dict(self.question), "calls": calls, "findings": self.findings}
+        found = {
+            "passed": self.passed,
+            "question": dict(self.question),
+            "calls": [{**asdict(call), "abstains": bool(call.error)} for call in self.calls],
+            "findings": self.findings,
+        }
         facts: dict[str, Any] = json.loads(json.dumps(found, default=repr))
         return facts
 
@@ -142,23 +149,27 @@ class Rehearsal:
 
 
 def _indented(text: str) -> str:
-    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ... ({len(text):,} characters)"
-    return "\n".join(f"    {line}" for line in shown.splitlines())
+    if len(text) > _SHOWN:
+        text = f"{text[:_SHOWN]} ... ({len(text):,} characters)"
+    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def _last_frames(text: str) -> str:
     """Of a traceback's last error the frames nearest to it, without the error itself."""
     lines = text.rstrip().splitlines()
     frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
-    end = next((i for i in range(frames[-1] + 1, len(lines)) if not lines[i].startswith(" ")), None) if frames else None
-    return "\n".join(lines[frames[-3] if len(frames) > 2 else 0 : end])
+    if not frames:
+        return "\n".join(lines)
+    start = frames[-3] if len(frames) > 2 else 0
+    end = next((i for i in range(frames[-1] + 1, len(lines)) if not lines[i].startswith(" ")), None)
+    return "\n".join(lines[start:end])
 
 
 # -- one call ----------------------------------------------------------------------------------------------------------
 
 
 class _Raised:
-    """What a call raised, in words."""
+    """The error of a call, in words."""
 
     def __init__(self, error: BaseException) -> None:
         self.line = self.traceback = type(error).__name__
@@ -178,39 +189,58 @@ def hear(
 ) -> Flow[tuple[RehearsedCall, object]]:
     """One public call, as private ones are made, and its output as the aggregator reads it.
 
-    Unless it ``must_count``, the output is fine if it is of the kind that the aggregator reads, whatever it says.
+    Unless it ``must_count``, the output is fine if it is of the kind that the aggregator
+    reads, whatever it says.
     """
-    heard, timeout = Heard(chain.copies), chain.timeout
+    heard = Heard(chain.copies)
     started = time.perf_counter()
-    how: dict[str, Any] = {"max_concurrency": 1, "timeout": timeout, "patience": _PATIENCE, "failed": _Raised}
-    (output,) = yield boundary.private_calls(heard, [request], **how)
+    (output,) = yield boundary.private_calls(
+        heard,
+        [request],
+        max_concurrency=1,
+        timeout=chain.timeout,
+        patience=_PATIENCE,
+        failed=_Raised,
+    )
     seconds = time.perf_counter() - started
-    parsed, error, trace = None, "", ""
+    parsed = None
+    error = trace = ""
     if output is boundary.ABSTAIN:
-        error = f"TimeoutError: no answer within {timeout:g} seconds" if timeout else "TimeoutError"
+        error = f"TimeoutError: no answer within {chain.timeout:g} seconds" if chain.timeout else "TimeoutError"
         output = None
     elif isinstance(output, _Raised):
-        error, trace = output.line, output.traceback
+        error = output.line
+        trace = output.traceback
         output = None
     elif aggregator is not None:
         parsed, error = yield from _reading(output, aggregator, must_count)
     values, bucket = request
-    shown = "\n".join([*heard.hearing.prompts, str(_plain(output))])
-    read = isinstance(bucket, WatchedExamples) and bucket.are_seen(shown, str(values))
     prompts = tuple(heard.hearing.prompts)
-    call = RehearsedCall(name, prompts, _plain(output), parsed, error, trace, round(seconds, 4), read)
+    shown = "\n".join([*prompts, str(_plain(output))])
+    call = RehearsedCall(
+        name,
+        prompts,
+        _plain(output),
+        parsed,
+        error,
+        trace,
+        seconds=round(seconds, 4),
+        read_examples=isinstance(bucket, WatchedExamples) and bucket.are_seen(shown, str(values)),
+    )
     return call, output
 
 
 def _plain(output: object) -> object:
     """An output as a report shows it: a number or a text, else its ``repr``."""
-    is_plain = math.isfinite(output) if isinstance(output, float) else isinstance(output, (str, int, type(None)))
-    return output if is_plain else text_of(output) or repr(output)
+    if output is None or isinstance(output, (str, int)) or (isinstance(output, float) and math.isfinite(output)):
+        return output
+    return text_of(output) or repr(output)
 
 
 def _reading(output: object, aggregator: Aggregator[Any], must_count: bool) -> Flow[tuple[object, str]]:
-    """What an aggregator reads in an output, and why it cannot use it; "" if it can."""
-    parsed, error = None, ""
+    """An aggregator's reading of an output, and the reason why it cannot use it; "" if it can."""
+    parsed = None
+    error = ""
     try:
         encoded = yield Either(partial(aggregator.encode, output), partial(aggregator.aencode, output))
         parsed = aggregator.shown(encoded)
@@ -226,17 +256,21 @@ def _reading(output: object, aggregator: Aggregator[Any], must_count: bool) -> F
 
 
 def _useless(output: object, aggregator: Aggregator[Any], reason: Exception) -> str:
-    """Why an aggregator cannot use an output."""
-    who, kind = type(aggregator).__name__, type(output).__name__
+    """Say why an aggregator cannot use an output."""
+    cannot = f"{type(aggregator).__name__} cannot use"
+    kind = f"a {type(output).__name__}"
     if text_of(output) is not None:
-        return f"{who} cannot use this text: {reason}" if str(reason) else f"{who} cannot use this text"
-    if isinstance(output, Mapping):
+        kind = "this text"
+    elif isinstance(output, Mapping):
         keys = ", ".join(map(repr, output)) or "none"
-        return f"{who} cannot use a mapping (keys: {keys}); pick one of them: member.pick(...)"
-    if fields := getattr(type(output), "model_fields", None):
-        one = f"end the member with one of them: `| (lambda found: found.{next(iter(fields))})`"
-        return f"{who} cannot use a {kind} (fields: {', '.join(fields)}); {one}"
-    return f"{who} cannot use a {kind}{f': {reason}' if str(reason) else ''}"
+        return f"{cannot} a mapping (keys: {keys}); pick one of them: member.pick(...)"
+    elif fields := getattr(type(output), "model_fields", None):
+        return (
+            f"{cannot} {kind} (fields: {', '.join(fields)}); end the member with one of them: "
+            f"`| (lambda found: found.{next(iter(fields))})`"
+        )
+    because = str(reason) and f": {reason}"
+    return f"{cannot} {kind}{because}"
 
 
 # -- a whole rehearsal -------------------------------------------------------------------------------------------------
@@ -244,7 +278,7 @@ def _useless(output: object, aggregator: Aggregator[Any], reason: Exception) -> 
 
 @dataclass
 class Rehearsing:
-    """A rehearsal under way: what it asks, and what it has seen so far.
+    """A rehearsal under way: its questions, and its findings so far.
 
     Attributes
     ----------
@@ -270,7 +304,7 @@ class Rehearsing:
         return Rehearsal(self.values, tuple(self.calls), tuple(self.findings))
 
     def carry_out(self, aggregator: Aggregator[Any] | None) -> Flow[Aggregator[Any] | None]:
-        """Make all calls. Returns what reads the answers to this question."""
+        """Make all calls. Returns the aggregator that reads the answers to this question."""
         if aggregator is not None:
             aggregator = yield from self._prepared(aggregator)
         if self.rewriting is not None:
@@ -311,17 +345,19 @@ class Rehearsing:
             call, _ = yield from hear(member, (self.values, bucket), name, aggregator)
             self.calls.append(call)
         if not any(call.read_examples or call.output is None for call in self.calls[-len(self.buckets) :]):
-            bound = f"a chain that reads its examples: {watched.READS_NOTHING}"
-            refused = InvalidParameter("member", type(member.copies.chain).__name__, bound)
+            refused = InvalidParameter(
+                "member",
+                type(member.copies.chain).__name__,
+                f"a chain that reads its examples: {watched.READS_NOTHING}",
+            )
             self.findings = [str(refused)]
             refused.add_note(str(self.report))
             raise refused
         if not self.calls[-1].error:
-            marked = self.values, watched.marked(self.buckets[0])
-            call, _ = yield from hear(member, marked, _MARKED, aggregator, must_count=False)
-            if call.error:  # only texts of the records' form may do
-                made_up = self.values, self.made_up(aggregator)
-                other, _ = yield from hear(member, made_up, _MARKED, aggregator, must_count=False)
+            alike = partial(hear, member, name=_MARKED, aggregator=aggregator, must_count=False)
+            call, _ = yield from alike((self.values, watched.marked(self.buckets[0])))
+            if call.error:  # the member may need texts of the records' form
+                other, _ = yield from alike((self.values, self.made_up(aggregator)))
                 call = replace(call, counts=not other.error)
             self.calls.append(call)
         call, _ = yield from hear(member, self._without_examples(), "without examples", aggregator, must_count=False)

@@ -42,7 +42,7 @@ _PROOF_SECONDS = 60
 
 
 Plain = TypeVar("Plain")
-"""What an aggregator releases, where the answer comes with a receipt."""
+"""The release of an aggregator, if the answer comes with a receipt."""
 
 
 class DPAggregate(Aggregation["SealedRelease[T]"], Generic[T]):
@@ -51,12 +51,13 @@ class DPAggregate(Aggregation["SealedRelease[T]"], Generic[T]):
     Parameters
     ----------
     aggregator
-        The mechanism: ``NoisyVote(labels)``, ``CandidateVote(...)``, ``EmbeddingMean(...)``, ``Structured(Model)``,
-        ``NoisyMedian(low, high)``, ``NoisyMean(low, high)``, ``Keywords.joint_em(...)``, ``Keywords.ptr(...)``.
+        The mechanism: ``NoisyVote(labels)``, ``CandidateVote(...)``,
+        ``EmbeddingMean(...)``, ``Structured(Model)``, ``NoisyMedian(low, high)``,
+        ``NoisyMean(low, high)``, ``Keywords.joint_em(...)``, ``Keywords.ptr(...)``.
     budget
         Counts every release; its plan sets the noise.
     line
-        Which line of the budget counts these releases, if it has several.
+        The line of the budget that counts these releases, if it has several.
     return_receipt
         Answer ``{"answer": ..., "receipt": {...}}`` instead of the bare answer.
 
@@ -119,12 +120,15 @@ class DPAggregate(Aggregation["SealedRelease[T]"], Generic[T]):
 class SealedRelease(AnyRelease[T]):
     """One sealed step: the caller's mapping in, a differentially private answer out.
 
-    Tracers, callbacks and streams see the input and the release; sampling, members and votes run inside the private
-    boundary. Works with invoke, batch, stream (one chunk) and their async twins, and pipes on as plain LCEL.
+    Tracers, callbacks and streams see the input and the release; sampling, members and
+    votes run inside the private boundary. Works with invoke, batch, stream (one chunk) and
+    their async twins, and pipes on as plain LCEL.
 
-    Raises `PrivacyBudgetExceeded` when the plan is spent (costs nothing), `InvalidParameter` for a bad request (costs
-    nothing), `UnsafeConfigurationError` if globals would carry private text out (costs nothing), `ModelUnavailable`
-    and `MembersAbstained` when the model is down, `ReleaseFailed` for a fault on the private side (charged).
+    Raises `PrivacyBudgetExceeded` when the plan is spent (costs nothing),
+    `InvalidParameter` for a bad request (costs nothing), `UnsafeConfigurationError` if
+    globals would carry private text out (costs nothing), `ModelUnavailable` and
+    `MembersAbstained` when the model is down, `ReleaseFailed` for a fault on the private
+    side (charged).
     """
 
     def __init__(self, ensemble: PrivateEnsemble, aggregate: DPAggregate[T]) -> None:
@@ -136,31 +140,46 @@ class SealedRelease(AnyRelease[T]):
         self.options = dict(self.aggregator.options)
         if OWN_CALLS in family_of(self.mechanism).fixed():
             self.options[OWN_CALLS] = float(self.selector.own_calls)  # also 0: a line's noise is for one of the two
-        self.query_key, self.name = self.selector.nearest_to or "input", "SealedRelease"
+        self.query_key = self.selector.nearest_to or "input"
+        self.name = "SealedRelease"
         if self.budget.tickets and not self.selector.gated:
-            bound = "given if the budget has tickets=True (-1 makes every owner eligible), or a filter"
-            raise InvalidParameter("threshold", None, bound)
+            raise InvalidParameter(
+                "threshold",
+                None,
+                "given if the budget has tickets=True (-1 makes every owner eligible), or a filter",
+            )
         self._randomness: Randomness = SecureRandomness()
         self._candidates: PublicChain | None = None  # chain, number, time limit
         if (calls := self.aggregator.public_calls()) is not None:
             self._candidates = ensemble.public_chain(*calls)
-        gate = "" if self.selector.threshold is None else f" threshold={self.selector.threshold!r}"
-        gate += "" if self.selector.search_query is None else " search_query"
         own = "" if self.selector.calls is None else f" calls={self.selector.calls!r}"
-        self._variant = f"{self.aggregator.variant} members={ensemble.members}{own}{ensemble.variant}{gate}"
+        gate = "" if self.selector.threshold is None else f" threshold={self.selector.threshold!r}"
+        search = "" if self.selector.search_query is None else " search_query"
+        self._variant = f"{self.aggregator.variant} members={ensemble.members}{own}{ensemble.variant}{gate}{search}"
         self._use_budget(stacklevel=5)
 
     def _check_fit(self) -> None:
         """Refuse an aggregator that does not go with this ensemble."""
-        aggregator, has_member = self.aggregator, self.ensemble.has_member
-        if (aggregator.task == "none") == has_member:
-            bound = "a LabelVote without a member, another aggregator with one"
-            raise InvalidParameter("aggregator", type(aggregator).__name__, bound)
-        if self.selector.own_calls and not aggregator.takes_own_calls:
-            bound = "members=, or calls= with max_calls=: its promise is proved for outputs that are replaced alone"
-            raise InvalidParameter("calls", self.selector.calls, f"{bound} ({type(aggregator).__name__})")
-        if not has_member and self.budget.on_exhausted == "zero_shot":
-            raise InvalidParameter("on_exhausted", "zero_shot", '"raise" without a member: nobody could answer')
+        kind = type(self.aggregator).__name__
+        if (self.aggregator.task == "none") == self.ensemble.has_member:
+            raise InvalidParameter(
+                "aggregator",
+                kind,
+                "a LabelVote without a member, another aggregator with one",
+            )
+        if self.selector.own_calls and not self.aggregator.takes_own_calls:
+            raise InvalidParameter(
+                "calls",
+                self.selector.calls,
+                "members=, or calls= with max_calls=: its promise is proved for outputs that are replaced alone "
+                f"({kind})",
+            )
+        if not self.ensemble.has_member and self.budget.on_exhausted == "zero_shot":
+            raise InvalidParameter(
+                "on_exhausted",
+                "zero_shot",
+                '"raise" without a member: nobody could answer',
+            )
 
     def _bound_to(self, line: BudgetLine) -> Aggregator[Any]:
         """The aggregator under the plan's line."""
@@ -169,19 +188,24 @@ class SealedRelease(AnyRelease[T]):
     def _asked(self) -> tuple[str, float]:
         """A plan that is not frozen yet chooses a vote's mechanism, at the rate that it will have."""
         mechanism, rate = super()._asked()
-        budget, vote = self.budget, self.aggregator
+        vote = self.aggregator
         if len(self.choices) < 2 or self.line_name in self.choices:
             return mechanism, rate
-        if isinstance(vote, NoisyVote) and budget.asked(self.line_name, mechanism) is None:
+        if isinstance(vote, NoisyVote) and self.budget.asked(self.line_name, mechanism) is None:
             crowd = self.selector.crowd(rate, self.selector.owners)
-            mechanism = best_vote(*budget.share(self.line_name, mechanism), rate, crowd, len(vote.labels), vote.lead)
+            share = self.budget.share(self.line_name, mechanism)
+            mechanism = best_vote(*share, rate, crowd, len(vote.labels), vote.lead)
         return mechanism, rate
 
     def vet(self, line: PlanLine) -> None:
         """Refuse a plan that is all noise."""
         crowd = self.selector.crowd(line.rate, line.owners)
-        overturned = self.aggregator.under(line.mechanism, crowd).overturned(line.parameter)
-        refuse_noise(line, overturned or 0.0, crowd, self.budget.tickets)
+        refuse_noise(
+            line,
+            self.aggregator.under(line.mechanism, crowd).overturned(line.parameter) or 0.0,
+            crowd,
+            self.budget.tickets,
+        )
 
     @property
     def InputType(self) -> Any:
@@ -194,13 +218,19 @@ class SealedRelease(AnyRelease[T]):
         shape: dict[str, Any] = {"type": "object", "propertyNames": {"not": {"const": "examples"}}}
         if needed:
             texts = {self.selector.nearest_to: {"type": "string"}}
-            shape |= {"required": sorted(needed), "properties": {key: texts.get(key, {}) for key in sorted(needed)}}
+            shape |= {
+                "required": sorted(needed),
+                "properties": {key: texts.get(key, {}) for key in sorted(needed)},
+            }
         return self._schema({**shape, "title": f"{self.name}Input"})
 
     def _schema(self, shape: dict[str, Any]) -> type[BaseModel]:
-        body = {"model_config": ConfigDict(json_schema_extra=shape), "__module__": __name__}
         kind: Any = RootModel[self.InputType]  # type: ignore[name-defined]
-        return type(str(shape["title"]), (kind,), body)
+        return type(
+            str(shape["title"]),
+            (kind,),
+            {"model_config": ConfigDict(json_schema_extra=shape), "__module__": __name__},
+        )
 
     @property
     def OutputType(self) -> Any:
@@ -221,33 +251,42 @@ class SealedRelease(AnyRelease[T]):
         return request
 
     def _doubtful(self, request: Request) -> bool:
-        """Whether the caller has doubt about the members: from a release or, if releases do not tell, from time."""
+        """True if the caller has doubt about the members: from a release or, if releases do not tell, from time."""
         if not self.ensemble.has_member:
             return False
         seconds = math.inf if self._tells(request) else _PROOF_SECONDS
         return self.ensemble.doubts.of(request.caller).is_due(seconds)
 
     def _tells(self, request: Request) -> bool:
-        """Whether a release shows that the members fail."""
+        """True if a release shows that the members fail."""
         return self._bound_to(request.line).tells(self.ensemble.members, request.line.parameter)
 
     def calls_public(self, request: Request) -> bool:
-        """Whether a query asks for calls, of a model or of an embedding, before its charge."""
+        """True if a query asks for calls, of a model or of an embedding, before its charge."""
         asks = self._candidates is not None or self.selector.nearest_to is not None
         return asks or self.ensemble.untried or self._doubtful(request)
 
     def prepare(self, request: Request) -> Flow[tuple[Aggregator[Any], Any]]:
-        """The aggregator for this query, and what the selector looks for: its embedding and filter."""
-        values, answers = request.asked, ()
+        """The aggregator for this query, and the search of the selector: its embedding and filter."""
+        values = request.asked
         text = None if self.selector.nearest_to is None else (yield from self.ensemble.search_text(values))
         query = yield from self.looked_for(request, text)
+        answers: Sequence[object] = ()
         if self._candidates is not None:
             chain, count, timeout = self._candidates
-            requests = [self.ensemble.public_request(values) for _ in range(count)]
-            answers = yield self.ensemble.calls(chain, requests, timeout=timeout)
+            answers = yield self.ensemble.calls(
+                chain,
+                [self.ensemble.public_request(values) for _ in range(count)],
+                timeout=timeout,
+            )
         aggregator = self._bound_to(request.line).prepare(values, request.line.options, answers)
         if self.ensemble.has_member:
-            yield from self.ensemble.check_member(values, aggregator, request.caller, partial(self._tells, request))
+            yield from self.ensemble.check_member(
+                values,
+                aggregator,
+                request.caller,
+                partial(self._tells, request),
+            )
         self.ensemble.check_reading()
         if self._doubtful(request):
             yield from self.ensemble.check_health(values, aggregator, request.caller)
@@ -264,13 +303,24 @@ class SealedRelease(AnyRelease[T]):
 
     def work(self, charged: Charged) -> Flow[Any]:
         """Sample, call the members, aggregate."""
-        (aggregator, query), line, values = charged.ready, charged.request.line, charged.request.asked
-        outputs = yield from self.ensemble.outputs(values, line.rate, aggregator, query, charged.participants)
+        aggregator, query = charged.ready
+        line = charged.request.line
+        outputs = yield from self.ensemble.outputs(
+            charged.request.asked,
+            line.rate,
+            aggregator,
+            query,
+            charged.participants,
+        )
         return (yield partial(aggregator.aggregate, outputs, line.parameter, self._randomness))
 
     def kept(self, charged: Charged, release: Any) -> tuple[str, str | None, int]:
-        """The aggregator says what became of the release."""
-        return self.aggregator.outcome(release), None if release is None else self.aggregator.dump(release), 0
+        """The outcome and the text of the release, by the aggregator."""
+        return (
+            self.aggregator.outcome(release),
+            None if release is None else self.aggregator.dump(release),
+            0,
+        )
 
     def answer(self, charged: Charged, release: Any, receipt: Receipt) -> Flow[Any]:
         """The release, or `MembersAbstained` if it says so."""
@@ -290,10 +340,13 @@ class SealedRelease(AnyRelease[T]):
         """The public member's answer, if the deployer asked for it."""
 
         def zero_shot() -> Flow[tuple[Any, Receipt]]:
-            ensemble, values = self.ensemble, request.asked
-            question = ensemble.public_request(values)
-            (output,) = yield ensemble.calls(ensemble.copies, [question], timeout=ensemble.timeout)
-            answer = None if output is boundary.ABSTAIN else self.aggregator.zero_shot(output, values)
+            ensemble = self.ensemble
+            (output,) = yield ensemble.calls(
+                ensemble.copies,
+                [ensemble.public_request(request.asked)],
+                timeout=ensemble.timeout,
+            )
+            answer = None if output is boundary.ABSTAIN else self.aggregator.zero_shot(output, request.asked)
             if answer is None:
                 raise ModelUnavailable("the budget is spent, and the member's zero-shot answer is not usable")
             return answer, request.line.unreleased_receipt(request.principal)
@@ -330,8 +383,9 @@ class SealedRelease(AnyRelease[T]):
     ) -> list[T]:
         """n releases, charged together before the first member is called: all n, or none and `PrivacyBudgetExceeded`.
 
-        Equal inputs are released once, and those that the ledger can answer cost nothing (unless ``replay=False``).
-        With ``return_exceptions=True`` each is checked and charged on its own instead.
+        Equal inputs are released once, and those that the ledger can answer cost nothing
+        (unless ``replay=False``). With ``return_exceptions=True`` each is checked and
+        charged on its own instead.
         """
         if return_exceptions or not inputs:
             return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
@@ -359,9 +413,11 @@ class SealedRelease(AnyRelease[T]):
                 raise
             entries = []
         if not entries:
-            given = inputs, config
-            one_by_one = Either(partial(super().batch, *given, **options), partial(super().abatch, *given, **options))
-            return list((yield one_by_one))
+            answers = yield Either(
+                partial(super().batch, inputs, config, **options),
+                partial(super().abatch, inputs, config, **options),
+            )
+            return list(answers)
         seen: dict[int, int] = {}  # equal queries share a charge: the first of them is released
         first = [seen.setdefault(id(charged.entry), i) for i, charged in enumerate(entries)]
         settled: dict[int, tuple[Any, Receipt]] = {}
@@ -371,8 +427,10 @@ class SealedRelease(AnyRelease[T]):
                 settled[i] = yield from settle(self, entries[i])
             else:
                 release, receipt = settled[first[i]]
-                again = self.aggregator.load(self.aggregator.dump(release), requests[i].asked)
-                settled[i] = again, {**receipt, "replayed": True}
+                settled[i] = (
+                    self.aggregator.load(self.aggregator.dump(release), requests[i].asked),
+                    {**receipt, "replayed": True},
+                )
             return self._told(*settled[i])
 
         alone = [i for i in range(len(inputs)) if first[i] == i]
@@ -384,10 +442,11 @@ class SealedRelease(AnyRelease[T]):
             for i in alone:
                 give_up(entries[i])
             raise
-        released, answers = dict(zip(alone, found, strict=True)), list[Any]()
+        told = dict(zip(alone, found, strict=True))
         for i in range(len(inputs)):
-            answers.append(released[i] if i in released else (yield from self._traced(one(i), inputs[i], configs[i])))
-        return answers
+            if i not in told:
+                told[i] = yield from self._traced(one(i), inputs[i], configs[i])
+        return [told[i] for i in range(len(inputs))]
 
     def _traced(self, flow: Flow[Any], value: Any, config: RunnableConfig) -> Flow[Any]:
         """The flow as a run of its own, for the callbacks of one input of a batch."""

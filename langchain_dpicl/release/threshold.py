@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
@@ -28,14 +29,14 @@ class SuggestedThreshold:
     Attributes
     ----------
     threshold, eligible
-        For the selector: the gate, and how many owners it lets through for a query, on average. ``eligible`` is also
-        what ``dpicl plan --gated`` asks for.
+        For the selector: the gate, and how many owners it lets through for a query, on
+        average. ``eligible`` is also what ``dpicl plan --gated`` asks for.
     share, owners
         The share of owners that is eligible on average, and of how many ``eligible`` was taken.
     low, high
         A tenth of the queries found fewer than ``low`` owners (scaled to ``owners``), a tenth more than ``high``.
     queries, texts
-        How many were looked at.
+        The numbers of public queries and texts.
     """
 
     threshold: float
@@ -67,9 +68,10 @@ def suggest_threshold(
 ) -> SuggestedThreshold:
     """The threshold at which on average a query finds the wanted share of owners eligible.
 
-    Nothing private goes in and nothing is charged: queries and texts are public, or synthetic, and should resemble what
-    will be asked and what the store holds. The answer is as good as this resemblance. Give the records of the store
-    here and the threshold is private, and its use breaks the guarantee.
+    Nothing private goes in and nothing is charged: queries and texts are public, or
+    synthetic, and should resemble what will be asked and what the store holds. The answer
+    is as good as this resemblance. Give the records of the store here and the threshold is
+    private, and its use breaks the guarantee.
 
     Parameters
     ----------
@@ -80,27 +82,18 @@ def suggest_threshold(
     share, eligible
         Give one: the share of all owners that a query should find, or their number, which needs ``owners``.
     owners
-        How many owners the store has, as a public number. Default: as many as the texts have.
+        The number of owners that the store has, as a public number. Default: as many as the texts have.
     owner_of
-        The owner of each text, if owners have several: an owner counts once, by its best text. Default: each text
-        has its own.
+        The owner of each text, if owners have several: an owner counts once, by its best
+        text. Default: each text has its own.
 
-    The threshold is rounded down to four digits, and ``share`` and ``eligible`` of the answer are counted at what is
-    answered, so they are at least what was wanted, and more if many texts are equally near. Raises
-    `InvalidParameter`, `ModelUnavailable` if the model fails on a query, and what a store raises on texts that
-    cannot be embedded.
+    The threshold is rounded down to four digits, and ``share`` and ``eligible`` of the
+    answer are counted at what is answered, so they are at least what was wanted, and more
+    if many texts are equally near. Raises `InvalidParameter`, `ModelUnavailable` if the
+    model fails on a query, and what a store raises on texts that cannot be embedded.
     """
     asked, shown = public_texts("queries", queries), public_texts("texts", texts)
-    slots = np.arange(len(shown), dtype=np.int64)  # for each text the position of its owner
-    if owner_of is not None:
-        if isinstance(owner_of, str) or not isinstance(owner_of, Sequence) or len(owner_of) != len(shown):
-            bound = f"a list with one owner for each of {len(shown)} texts"
-            raise InvalidParameter("owner_of", type(owner_of).__name__, bound)
-        places: dict[str, int] = {}
-        for i, owner in enumerate(owner_of):
-            if isinstance(owner, bool) or not isinstance(owner, (str, int)):
-                raise InvalidParameter(f"owner_of[{i}]", type(owner).__name__, "a text or a whole number")
-            slots[i] = places.setdefault(str(owner), len(places))
+    slots = _slots(owner_of, len(shown))
     held = int(slots.max()) + 1
     crowd = held if owners is None else checks.whole("owners", owners)
     if (share is None) == (eligible is None):
@@ -113,20 +106,50 @@ def suggest_threshold(
         wanted = checks.whole("eligible", eligible, at_most=crowd) / crowd
     pairs = wanted * len(asked) * held
     if pairs < 1.0:
-        bound = f"at least 1 in {len(asked) * held}, the pairs of a query and an owner seen: give more"
-        raise InvalidParameter("share", wanted, bound)
+        raise InvalidParameter(
+            "share",
+            wanted,
+            f"at least 1 in {len(asked) * held}, the pairs of a query and an owner seen: give more",
+        )
     matrix = embed(embeddings, shown, progress=False)
     best = np.full((len(asked), held), -np.inf, np.float32)  # the similarity of each owner's best text to each query
     for row, text in zip(best, asked, strict=True):
         query = embed_query(embeddings, text, matrix.shape[1])
         np.maximum.at(row, slots, inner_products(matrix, np.arange(len(matrix)), query))
-    last = min(best.size, math.ceil(pairs - 1e-9))
-    nearest = float(np.partition(best.ravel(), best.size - last)[best.size - last])
+    last = best.size - min(best.size, math.ceil(pairs - 1e-9))
+    nearest = float(np.partition(best.ravel(), last)[last])
     threshold = max(-1.0, math.floor(min(1.0, nearest) * 10**_DIGITS) / 10**_DIGITS)
     shares = reaches(best, threshold).mean(axis=1)
     found = float(shares.mean())
-    low, high = (round(float(np.quantile(shares, level)) * crowd) for level in (0.1, 0.9))
-    return SuggestedThreshold(threshold, max(1, round(found * crowd)), found, crowd, low, high, len(asked), len(shown))
+    return SuggestedThreshold(
+        threshold,
+        eligible=max(1, round(found * crowd)),
+        share=found,
+        owners=crowd,
+        low=round(float(np.quantile(shares, 0.1)) * crowd),
+        high=round(float(np.quantile(shares, 0.9)) * crowd),
+        queries=len(asked),
+        texts=len(shown),
+    )
+
+
+def _slots(owner_of: object, texts: int) -> NDArray[np.int64]:
+    """For each text the position of its owner."""
+    slots = np.arange(texts, dtype=np.int64)
+    if owner_of is None:
+        return slots
+    if isinstance(owner_of, str) or not isinstance(owner_of, Sequence) or len(owner_of) != texts:
+        raise InvalidParameter(
+            "owner_of",
+            type(owner_of).__name__,
+            f"a list with one owner for each of {texts} texts",
+        )
+    places: dict[str, int] = {}
+    for i, owner in enumerate(owner_of):
+        if isinstance(owner, bool) or not isinstance(owner, (str, int)):
+            raise InvalidParameter(f"owner_of[{i}]", type(owner).__name__, "a text or a whole number")
+        slots[i] = places.setdefault(str(owner), len(places))
+    return slots
 
 
 def public_texts(name: str, texts: object) -> list[str]:
@@ -142,9 +165,10 @@ def public_texts(name: str, texts: object) -> list[str]:
 class ShareThreshold:
     """For each query, the similarity to it that a share of public texts reaches: a selector's ``threshold``.
 
-    One number for all queries lets in crowds for an ordinary query and nobody for a rare one. This lets in about the
-    same share of owners for every query, as far as the public texts resemble the private ones. It is a function of the
-    query and of public texts alone, so whether an owner is eligible is still a matter between its own data and the
+    One number for all queries lets in crowds for an ordinary query and nobody for a rare
+    one. This lets in about the same share of owners for every query, as far as the public
+    texts resemble the private ones. It is a function of the query and of public texts
+    alone, so whether an owner is eligible is still a matter between its own data and the
     query.
 
     Parameters
@@ -167,7 +191,8 @@ class ShareThreshold:
     def __call__(self, query: Vectors) -> float:
         """The threshold for a query's vector of norm 1."""
         near = inner_products(self._vectors, np.arange(len(self._vectors)), query)
-        return float(np.clip(np.partition(near, len(near) - self._rank)[len(near) - self._rank], -1.0, 1.0))
+        last = len(near) - self._rank
+        return float(np.clip(np.partition(near, last)[last], -1.0, 1.0))
 
     def __repr__(self) -> str:
         return f"ShareThreshold(share={self.share:g} of {len(self._vectors)} public texts, {self._name})"

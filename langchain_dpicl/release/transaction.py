@@ -1,14 +1,17 @@
 """The transaction of a release: its steps in the one order that keeps the guarantee.
 
 1. Check the surroundings, the store and the request.
-2. Look into the ledger: an equal query is answered from it, and a spent budget refused, before any public call.
+2. Look into the ledger: an equal query is answered from it, and a spent budget refused,
+   before any public call.
 3. Do the public work: embed the query, ask for candidates, check the model.
-4. CHARGE, durably. If owners pay with tickets, who is eligible is found and charged on the private side.
+4. CHARGE, durably. If owners pay with tickets, who is eligible is found and charged on the
+   private side.
 5. Do the private work: sample, call, draw. Every exception ends in `guarded`.
 6. Record the release and its receipt, or give the charge up. The charge stands either way.
 
-An error before the charge costs nothing. From the charge on nothing is refunded. Sealed releases, private answers and
-heads are `Release`s: each fills in its steps, and `transact` alone puts them in order. No other code may charge.
+An error before the charge costs nothing. From the charge on nothing is refunded. Sealed
+releases, private answers and heads are `Release`s: each fills in its steps, and `transact`
+alone puts them in order. No other code may charge.
 """
 
 from __future__ import annotations
@@ -55,9 +58,10 @@ _principal: contextvars.ContextVar[str | None] = contextvars.ContextVar("dpicl_p
 def acting_for(principal: str) -> Iterator[None]:
     """Count the releases made within this block for an authenticated caller.
 
-    For budgets with ``scope="per_principal"``; a shared one counts all callers together. The name must come from
-    authentication, never from the request: a caller who may choose it has as many budgets as names. It reaches what
-    runs within the block, threads and tasks that LangChain starts included, and nothing else.
+    For budgets with ``scope="per_principal"``; a shared one counts all callers together.
+    The name must come from authentication, never from the request: a caller who may choose
+    it has as many budgets as names. It reaches what runs within the block, threads and
+    tasks that LangChain starts included, and nothing else.
     """
     if not isinstance(principal, str) or not principal:
         raise InvalidParameter("principal", principal, "the authenticated caller, a non-empty string")
@@ -92,17 +96,17 @@ class Request:
     id: str | None
     text: str
     wanted: MetadataFilter | None = None
-    """What exemplars have to pass, if the request or its caller restricts them."""
+    """The filter that exemplars have to pass, if the request or its caller restricts them."""
 
     @property
     def caller(self) -> str:
-        """Who sees what comes of it: the principal, or "" if callers share what they see."""
+        """The caller who sees its outcome: the principal, or "" if callers share the outcomes."""
         return self.line.caller(self.principal)
 
 
 @dataclass(frozen=True)
 class Charged:
-    """A request from its charge on. ``ready`` is what the public work gave; None if the ledger has the answer."""
+    """A request from its charge on. ``ready`` is the result of the public work; None if the ledger has the answer."""
 
     request: Request
     ready: Any
@@ -116,13 +120,13 @@ class Charged:
 
 
 class Release(ABC):
-    """What a kind of release does in each step of its transaction."""
+    """The steps of a kind of release in its transaction."""
 
     budget: PrivacyBudget
     store: PrivateStore
     """The private exemplars."""
     units: int = 1
-    """How many of its line one release may use at most: an answer's tokens. It takes fewer if fewer are left."""
+    """The most units of its line that one release may use: an answer's tokens. It takes fewer if fewer are left."""
     shown: tuple[type[DPICLError], ...] = ()
     """Errors of the private work that surface in place of `ReleaseFailed`. Their messages are constant."""
 
@@ -142,9 +146,10 @@ class Release(ABC):
         """A request by the acting principal. ``content``, ``variant`` and the filter that the ``rules`` make of
         ``asked`` decide which requests are equal; ``text`` is what receipts keep if the deployer keeps queries."""
         refuse_langserve()
-        principal, known = acting_principal(), None
+        principal = acting_principal()
         wanted = None if rules is None else rules.wanted(asked, principal)
         variant += "" if wanted is None else f" filter={wanted}"
+        known = None
         if self.budget.replay or self.budget.keep_queries:
             known = line.query_id(content, variant, principal)
         kept = json.dumps(text, default=repr, ensure_ascii=False) if self.budget.keep_queries else ""
@@ -152,14 +157,14 @@ class Release(ABC):
 
     @abstractmethod
     def calls_public(self, request: Request) -> bool:
-        """Whether the public work makes calls, so that the ledger is looked into before."""
+        """Return True if the public work makes calls, so that the ledger is looked into before."""
 
     @abstractmethod
     def prepare(self, request: Request) -> Flow[Any]:
         """The public work. Nothing is charged yet."""
 
     def eligible(self, ready: Any) -> Find | None:
-        """What finds the owners who pay for a request with tickets. Public: it has not looked so far."""
+        """The function that finds the owners who pay for a request with tickets. Public: it has not looked so far."""
         return None
 
     def everybody(self) -> Numbers:
@@ -173,14 +178,14 @@ class Release(ABC):
 
     @abstractmethod
     def work(self, charged: Charged) -> Flow[Any]:
-        """The private work. It runs in `guarded`, and returns what is released."""
+        """The private work. It runs in `guarded`, and returns the release."""
 
     @abstractmethod
     def kept(self, charged: Charged, release: Any) -> tuple[str, str | None, int]:
         """For the receipt: the outcome, the answer as JSON text (None: not to be replayed), and the unused units."""
 
     def answer(self, charged: Charged, release: Any, receipt: Receipt) -> Flow[Any]:
-        """The answer, once its receipt is recorded: what is released, unless a kind of release makes more of it."""
+        """The answer, once its receipt is recorded: the release, unless a kind of release makes more of it."""
         yield from ()
         return release
 
@@ -224,19 +229,17 @@ def checked(release: Release, values: Any) -> Request:
 
 def charge(release: Release, requests: Sequence[Request], at_once: int | None = None) -> Flow[list[Charged]]:
     """Steps 2 to 4 for requests of one line and principal: all are charged, or none."""
-    line, principal = requests[0].line, requests[0].principal
-    ids = [request.id for request in requests]
+    line = requests[0].line
     known: Sequence[Replayed | None] = [None] * len(requests)
     if release.calls_public(requests[0]):
-        known = line.ahead(ids, principal)
+        known = line.ahead([request.id for request in requests], requests[0].principal)
     answered = [answer for answer in known if answer is not None]
     if len(answered) == len(requests):  # there is nothing to charge
         _tell(release, line, answered)
         return [Charged(request, None, answer) for request, answer in zip(requests, answered, strict=True)]
     fresh = [release.prepare(request) for request, answer in zip(requests, known, strict=True) if answer is None]
-    made = [(yield from fresh[0])] if len(fresh) == 1 else (yield together(fresh, at_once))
-    rest = iter(made)
-    ready = [None if answer is not None else next(rest) for answer in known]
+    made = iter([(yield from fresh[0])] if len(fresh) == 1 else (yield together(fresh, at_once)))
+    ready = [next(made) if answer is None else None for answer in known]
     entries = yield from _charged(release, requests, ready)
     _tell(release, line, entries)
     return [Charged(*each) for each in zip(requests, ready, entries, strict=True)]
@@ -251,15 +254,16 @@ def _tell(release: Release, line: BudgetLine, entries: Sequence[Charge | Replaye
 
 def _charged(release: Release, requests: Sequence[Request], ready: Sequence[Any]) -> Flow[Entries]:
     """Step 4."""
-    line, principal, units = requests[0].line, requests[0].principal, release.units
-    ids = [request.id for request in requests]
+    line = requests[0].line
+    principal = requests[0].principal
+    units = release.units
     if len(requests) == 1 and (open_charge := release.reopened(requests[0])) is not None:
         return [open_charge]
-    pay = partial(line.charging, IN_TRANSACTION, ids, principal)
+    pay = partial(line.charging, IN_TRANSACTION, [request.id for request in requests], principal)
 
     def by_owners(find: Sequence[Find | None]) -> Flow[Entries]:
         """Find each query's eligible owners, and charge them. Private."""
-        owners = yield lambda: [None if each is None else line.ask(release.store, each()) for each in find]
+        owners = yield lambda: [each and line.ask(release.store, each()) for each in find]
         return (yield from pay(owners=owners, units=units))
 
     if line.tickets is not None:
@@ -272,8 +276,7 @@ def _charged(release: Release, requests: Sequence[Request], ready: Sequence[Any]
         try:
             return (yield from pay(units=units))
         except PrivacyBudgetExceeded:
-            left = line.remaining(principal) if units > 1 else 0
-            if not left:
+            if units <= 1 or not (left := line.remaining(principal)):
                 raise
         units = min(units, left)
 

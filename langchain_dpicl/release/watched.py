@@ -1,7 +1,8 @@
-"""Public examples in the place of a member's own, and what a call makes of them.
+"""Public examples in the place of a member's own, and a call's use of them.
 
-A chain that looks at no example makes every release a costly public answer. `WatchedExamples` notice a public call that
-reads them, `Heard` has the prompts in which they stand. `slips_in` finds the names in templates that nobody fills.
+A chain that looks at no example makes every release a costly public answer.
+`WatchedExamples` notice a public call that reads them, `Heard` has the prompts in which
+they stand. `slips_in` finds the names in templates that nobody fills.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from langchain_dpicl.private.reach import is_one, reachable
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
 
 _NEAR = 0.8
-"""How alike two names are of which one may be a slip of the other."""
+"""The likeness of two names from which one may be a slip of the other."""
 
 MARKS = """ {"a": [1, {b}]} {{c}}
 {d! '%s' $e \\ "f" {{#g}} {% h %}
 """
-"""What a text may hold that breaks a template, a format or a line: braces, quotes, percent signs, a line break."""
+"""Parts of a text that break a template, a format or a line: braces, quotes, percent signs, a line break."""
 
 READS_NOTHING = (
     "it reads neither the key 'examples' of its input, nor the selector, a retriever or a vector store that gives a "
     "member its own"
 )
-"""What a refusal and a warning say."""
+"""The reason in a refusal and in a warning."""
 
 
 class WatchedExamples(Examples):
@@ -49,11 +50,11 @@ class WatchedExamples(Examples):
 
     @property
     def number(self) -> int:
-        """How many there are, without reading."""
+        """The number of examples, counted without reading."""
         return list.__len__(self)
 
     def are_seen(self, shown: str, question: str) -> bool:
-        """Whether they were read, or a text of theirs stands in prompts or an output, and not in the question."""
+        """True if they were read, or a text of theirs stands in prompts or an output, and not in the question."""
         texts = (exemplar[self.input_key].removesuffix(MARKS) for exemplar in list.__iter__(self))
         return self.read or any(text in shown and text not in question for text in texts)
 
@@ -69,19 +70,18 @@ def _watch(name: str) -> None:
     setattr(WatchedExamples, name, noticed)
 
 
-for (
-    _name
-) in "__iter__ __len__ __getitem__ __reversed__ __contains__ __add__ __mul__ __eq__ __ne__ copy sort index".split():
+_READING = "__iter__ __len__ __getitem__ __reversed__ __contains__ __add__ __mul__ __eq__ __ne__ copy sort index"
+for _name in _READING.split():
     _watch(_name)
 
 
 def public_buckets(given: object, selector: PoissonExampleSelector) -> list[WatchedExamples]:
     """The caller's public examples, as buckets of the size that a member gets at most."""
     store = selector.store
-    bound = f"a list of at least one public example: a mapping with a text under {store.input_key!r}"
-    bound += "" if store.output_key is None else f" and a value under {store.output_key!r}"
+    outputs = "" if store.output_key is None else f" and a value under {store.output_key!r}"
+    bound = f"a list of at least one public example: a mapping with a text under {store.input_key!r}{outputs}"
     if not isinstance(given, (list, tuple)) or not given:
-        raise InvalidParameter("public_examples", given if not given else type(given).__name__, bound)
+        raise InvalidParameter("public_examples", given and type(given).__name__, bound)
     made: list[dict[str, Any]] = []
     for i, each in enumerate(given):
         if isinstance(each, Document):
@@ -106,7 +106,7 @@ def marked(bucket: WatchedExamples) -> WatchedExamples:
 
 
 class PublicChain(NamedTuple):
-    """A chain that is asked before the charge, on public values: how often, and each call's seconds."""
+    """A chain that is asked before the charge, on public values; the number of its calls, and each one's seconds."""
 
     copies: Pristine
     times: int
@@ -114,7 +114,7 @@ class PublicChain(NamedTuple):
 
 
 class Hearing(BaseCallbackHandler):
-    """Hears what LangChain models are asked."""
+    """A handler that hears the prompts of LangChain models."""
 
     run_inline = True
 
@@ -130,12 +130,12 @@ class Hearing(BaseCallbackHandler):
 
 
 def _message(message: BaseMessage) -> str:
-    calls = "".join(f"\n{call['name']}({json.dumps(call['args'])})" for call in getattr(message, "tool_calls", ()))
-    return f"{message.type}: {message.text}{calls}"
+    calls = [f"{call['name']}({json.dumps(call['args'])})" for call in getattr(message, "tool_calls", ())]
+    return "\n".join([f"{message.type}: {message.text}", *calls])
 
 
 class Heard(Pristine):
-    """A public chain, of whose copies can be heard what their models are asked."""
+    """A public chain whose copies let one hear the prompts of their models."""
 
     def __init__(self, chain: Pristine) -> None:
         self._original = chain
@@ -153,7 +153,7 @@ class Heard(Pristine):
 
 
 def slip(missing: Iterable[str], filled: Iterable[str]) -> tuple[str, str] | None:
-    """Of the names that nobody fills, the first that is nearly one that is filled: what it is, and a word on it."""
+    """Of the names that nobody fills, the first that is nearly one that is filled; and a word on it."""
     known = sorted(filled)
     for name in sorted(missing):
         if near := get_close_matches(name, known, 1, _NEAR):
