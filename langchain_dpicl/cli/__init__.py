@@ -121,7 +121,7 @@ def check_only(options: argparse.Namespace, used: set[str], instead: str) -> Non
 
 
 def holds_records(path: str) -> bool:
-    """Whether a public file has records, by its name; otherwise it has one text a line."""
+    """True if a public file has records, by its name; otherwise it has one text a line."""
     from langchain_dpicl.store.datafile import ENDINGS
 
     return path.removesuffix(".gz").endswith(ENDINGS)

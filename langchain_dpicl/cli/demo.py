@@ -141,7 +141,7 @@ def _sorted_by_head(
 
 
 def _table(epsilon: float, ensemble: dict[str, Any], head: dict[str, Any]) -> str:
-    """What each cost and can still give, and which to choose."""
+    """The cost of each, the answers that it can still give, and which to choose."""
     ways = (ensemble, head)
     rows = [
         ("", "ensemble", "head"),

@@ -243,7 +243,7 @@ def _tries(text: str, kind: str, sign: str) -> Iterator[str]:
 
 
 def _parsed(text: str, is_toml: bool) -> Any:
-    """What a file holds. Raises `ValueError`."""
+    """Return the content of a file. Raises `ValueError`."""
     import yaml  # type: ignore[import-untyped]
 
     if is_toml:

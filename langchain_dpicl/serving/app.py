@@ -1,4 +1,4 @@
-"""What `dpicl serve` runs: the application with its page, the plans fixed before a worker starts, HTTP with a clock.
+"""The server that `dpicl serve` runs: application, page, plans fixed before workers start, HTTP with a clock.
 
 The page at ``/`` is one HTML file without a build step. Its style and script are inline and named by their hashes in
 the content security policy, so nothing else runs on it, and nothing on it reaches another origin.

@@ -21,7 +21,7 @@ from langchain_dpicl.spec.signatures import Section
 
 
 class ServerSection(Section):
-    """Where to listen, and the limits of one request."""
+    """The address to listen on, and the limits of one request."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000

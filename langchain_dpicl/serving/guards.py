@@ -1,4 +1,4 @@
-"""What stands before a release: the caller's key, the limits of one request, and the answer to whoever is refused.
+"""The guards before a release: the caller's key, the limits of one request, and the answer to a refused caller.
 
 A key is 256 random bits, of which the server keeps a hash. SHA-256 is enough for them: a slow hash protects secrets
 that can be guessed, and 2^256 keys cannot. A key's name is the principal that its requests are charged to.

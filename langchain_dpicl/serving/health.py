@@ -1,4 +1,4 @@
-"""Whether a server lives, and whether it can answer: its store, its ledger and its model, each by a public look.
+"""The health of a server, and its readiness: its store, its ledger and its model, each by a public look.
 
 Nobody needs a key for either. An answer names the parts and nothing else; a part's trouble goes to the log, by the
 class of its error. A look at the model is a public question, on the copy of the chain that no private call touches. No

@@ -1,4 +1,4 @@
-"""What `dpicl serve` tells Prometheus: public quantities alone.
+"""The metrics of `dpicl serve` for Prometheus: public quantities alone.
 
 Every number follows from the requests, from answers that were given, or from clocks:
 
@@ -117,7 +117,7 @@ class Metrics:
 
 
 class _Workers:
-    """What the workers of one server have counted, by their files.
+    """The counts of the workers of one server, by their files.
 
     The counts of a worker that is gone stay. It has neither a queue nor a place among the workers any more.
     """
@@ -142,7 +142,7 @@ class _Workers:
 
 
 class _Ledgers:
-    """What the ledgers say, read at each scrape."""
+    """The figures of the ledgers, read at each scrape."""
 
     def __init__(self, releases: Sequence[AnyRelease], principals: bool) -> None:
         self._budgets = by_budget(releases) if releases else []

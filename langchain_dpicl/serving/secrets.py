@@ -1,4 +1,4 @@
-"""What a configuration names and does not hold: variables of the environment, and a file of keys that may change.
+"""The secrets that a configuration names and does not hold: environment variables, and a file of keys that may change.
 
 A value that came from the environment is in no message, and in no ``repr`` of a configuration.
 """

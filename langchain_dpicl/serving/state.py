@@ -1,4 +1,4 @@
-"""What callers see of a chain's budgets, and of the heads in it.
+"""The callers' view of a chain's budgets, and of the heads in it.
 
 A budget is read from its ledger, without charging or freezing anything. All of it is public to the caller: everybody's
 releases if callers share one counter, that caller's alone if each has a counter. It names no caller, no question, and

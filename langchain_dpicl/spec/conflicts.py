@@ -1,4 +1,4 @@
-"""What of a configuration's sections does not go together, also beside other mistakes in them."""
+"""Conflicts between a configuration's sections, found also beside other mistakes in them."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Spec(Section):
 
     @property
     def is_of_documents(self) -> bool:
-        """Whether the store's texts have no outputs, and are looked for near to the question also without a gate."""
+        """True if the store's texts have no outputs, and are looked for near to the question also without a gate."""
         return isinstance(self.release, DocumentsSection)
 
 

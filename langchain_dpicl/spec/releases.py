@@ -42,7 +42,7 @@ class ReleaseSection(Section):
 
     @property
     def outputs(self) -> Mapping[str, Any]:
-        """What the examples' outputs have to be: ``label_of`` and ``unread`` of `check_file`."""
+        """The form that examples' outputs must have: ``label_of`` and ``unread`` of `check_file`."""
         return {}
 
     def check(self) -> None:

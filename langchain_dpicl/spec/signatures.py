@@ -105,7 +105,7 @@ def section_from(
 
 
 def is_model_class(annotation: Any) -> bool:
-    """Whether a parameter is a pydantic model's class."""
+    """Return True if a parameter is a pydantic model's class."""
     if get_origin(annotation) is not type:
         return False
     (kind,) = get_args(annotation)

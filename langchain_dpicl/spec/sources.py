@@ -1,4 +1,4 @@
-"""What a description is made over: the sections ``store``, ``head`` and ``model``."""
+"""The sources of a description: the sections ``store``, ``head`` and ``model``."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _model_class(given: Any, info: ValidationInfo) -> Any:
 
 
 class TypedSection(Section):
-    """What a file says about a pydantic model: its class, the deployer's own, or the fields that are declared."""
+    """A file's statements about a pydantic model: its class, the deployer's own, or the fields that are declared."""
 
     model: Annotated[Any, BeforeValidator(_model_class)] = None
     """MODULE:CLASS of a pydantic model, beside the file or installed."""

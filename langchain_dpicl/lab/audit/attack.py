@@ -45,7 +45,7 @@ Canary = Literal["outputs", "owner"]
 
 @dataclass(frozen=True)
 class Attacked:
-    """What is attacked: a mechanism of a plan, with or without a call for every owner, and the cases to try.
+    """The target of an attack: a mechanism of a plan, with or without a call for every owner, and the cases to try.
 
     The most telling case, by expectation, comes first.
     """

@@ -1,4 +1,4 @@
-"""What trials of two data sets prove about epsilon, and which event of theirs proves most.
+"""The proof about epsilon that trials of two data sets give, and the event of theirs that proves most.
 
 **Lower bounds on epsilon**: what the two error rates of a test prove about a mechanism.
 

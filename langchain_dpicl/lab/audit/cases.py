@@ -70,7 +70,7 @@ class Setting:
 
     @property
     def own_calls(self) -> bool:
-        """Whether the canary adds an output. Otherwise it replaces one."""
+        """True if the canary adds an output. Otherwise it replaces one."""
         return bool(self.options.get(OWN_CALLS))
 
     @property
@@ -180,7 +180,7 @@ def vote_cases(
         return dict(zip(LABELS, (chance, 1.0 - chance), strict=True)) if has_prior else None
 
     def shift(each: int, b: int, chance: float) -> float:
-        """What the prior is worth, in votes."""
+        """The worth of the prior, in votes."""
         first, second = NoisyVote(LABELS, prior=prior(chance))._logs.tolist()
         return float(first - second) / noise.nats(rivals * each + b + 1, len(labels))
 

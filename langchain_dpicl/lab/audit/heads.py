@@ -50,7 +50,7 @@ _ORDINARY, _CANARY = (1.0, 0.0), (0.0, 1.0)  # embeddings
 
 @dataclass(frozen=True)
 class SeenFit:
-    """What the attacker sees of one fit. ``sums`` is None if that is the head alone."""
+    """The attacker's view of one fit. ``sums`` is None if that is the head alone."""
 
     weights: Floats
     sums: Sums | None = None
@@ -83,7 +83,7 @@ class HeadCase:
 
     @cached_property
     def factors(self) -> Floats:
-        """What each step's noisy sum counts in the head's weights."""
+        """The weight of each step's noisy sum in the head."""
         single = (LATTICE * np.eye(self.steps, dtype=np.int64)).reshape(self.steps, self.steps, 1, 1)
         return np.array([self.descend([*sums], (1, 1)).item() for sums in single])
 

@@ -72,7 +72,7 @@ _NO_BOUND = 1e6  # nats: no term is ever cut
 
 @dataclass(frozen=True)
 class MembershipResult:
-    """What one attack reached against one way to answer.
+    """The reach of one attack against one way to answer.
 
     ``name`` says how the answers are made, ``attack`` what the attacker sees and computes (one of ``ATTACKS``).
     ``epsilon`` and ``range_bound`` are the plan's, None without privacy; ``bound`` is its bound on the expected AUC, if

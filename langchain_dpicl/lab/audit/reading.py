@@ -1,4 +1,4 @@
-"""What a model says at every token of known outputs, after a demonstration: one pass for a demonstration and an output.
+"""The logits of a model at every token of known outputs, after a demonstration: one pass for a pair of the two.
 
 Outputs are read by teacher forcing, many in one batch. In a batch a row's last digits depend on the other rows, which
 the guarantee does not allow: nothing that is read here may lead to a release, and the data must be public.
@@ -55,7 +55,7 @@ class Readings:
 
     @property
     def records(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return int(self.record[-1]) + 1
 
 

@@ -57,7 +57,7 @@ class _Numbers:
 
     @property
     def above(self) -> tuple[float, float]:
-        """How likely a point above the middle is released, with the canary and without."""
+        """The chance that a point above the middle is released, with the canary and without."""
         present, absent = (float(np.exp(law[self.middle + 1 :]).sum()) for law in (self.present, self.absent))
         return present, absent
 
