@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.aggregators import LabelVote as LabelVote
     from langchain_dpicl.aggregators import NoisyMean as NoisyMean
     from langchain_dpicl.aggregators import NoisyMedian as NoisyMedian
+    from langchain_dpicl.aggregators import NoisyTopK as NoisyTopK
     from langchain_dpicl.aggregators import NoisyVote as NoisyVote
     from langchain_dpicl.aggregators import ReleasedKeywords as ReleasedKeywords
     from langchain_dpicl.aggregators import Structured as Structured
@@ -86,8 +87,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "aggregators": (
-        "Aggregator CandidateVote EmbeddingMean Keywords LabelVote NoisyMean NoisyMedian NoisyVote ReleasedKeywords "
-        "Structured Words"
+        "Aggregator CandidateVote EmbeddingMean Keywords LabelVote NoisyMean NoisyMedian NoisyTopK NoisyVote "
+        "ReleasedKeywords Structured Words"
     ),
     "budget": "PrivacyBudget Receipt",
     "decoding": (

@@ -8,6 +8,7 @@ from langchain_dpicl.aggregators.keywords import Keywords, ReleasedKeywords
 from langchain_dpicl.aggregators.means import EmbeddingMean
 from langchain_dpicl.aggregators.numbers import NoisyMean, NoisyMedian
 from langchain_dpicl.aggregators.structured import Structured
+from langchain_dpicl.aggregators.top_k import NoisyTopK
 from langchain_dpicl.aggregators.votes import LabelVote, NoisyVote
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "LabelVote",
     "NoisyMean",
     "NoisyMedian",
+    "NoisyTopK",
     "NoisyVote",
     "ReleasedKeywords",
     "Structured",
