@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -23,8 +24,8 @@ import pytest
 from branching import Coins, Tree
 from numpy.typing import NDArray
 
-from langchain_dpicl import PoissonExampleSelector
-from langchain_dpicl.aggregators import candidates, fields, keywords, numbers, votes
+from langchain_dpicl import PoissonExampleSelector, aggregators
+from langchain_dpicl.aggregators import keywords, numbers
 from langchain_dpicl.decoding import answer
 from langchain_dpicl.privacy.profile import Direction, Profile
 from langchain_dpicl.store.base import PrivateStore
@@ -89,8 +90,10 @@ def law(run: Callable[[Branching], Hashable], kind: type[Branching] = Branching)
         return tree.choose([1 / bound] * bound)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (candidates, fields, keywords, numbers, votes, answer):
-            patch.setattr(module, "choose_exponential", choose_exponential)
+        for name, module in list(sys.modules.items()):
+            is_ours = f"{name}.".startswith((f"{aggregators.__name__}.", f"{answer.__name__}."))
+            if is_ours and hasattr(module, "choose_exponential"):
+                patch.setattr(module, "choose_exponential", choose_exponential)
         patch.setattr(keywords, "choose_weighted", choose_weighted)
         for drawn in (keywords, numbers):
             patch.setattr(drawn, "random_below", random_below)

@@ -32,13 +32,22 @@ def add_kinds(parser: Any) -> None:
     for option in dict.fromkeys(option for fields in by_kind.values() for option in fields):
         fields = {kind: mine[option][1] for kind, mine in by_kind.items() if option in mine}
         first, *others = fields.values()
-        words = re.sub(r"`+", "", re.split(r"(?<=\w)[.:;] ", first.description or "")[0].rstrip(".")).replace("%", "%%")
+        usual = ""
         if first.default not in (None, "", PydanticUndefined) and all(each.default == first.default for each in others):
-            words += f" (default {first.default})"
+            usual = f" (default {first.default})"
         if first is SelectorSection.model_fields.get(option):
-            _add(takes, option, first, words)
-        else:
-            _add(what, option, first, f"{words} [{', '.join(fields)}]")
+            _add(takes, option, first, _words(first) + usual)
+            continue
+        alike: dict[str, list[str]] = {}  # the kinds by their words for the option
+        for kind, field in fields.items():
+            alike.setdefault(_words(field), []).append(kind)
+        _add(what, option, first, "; ".join(f"{words}{usual} [{', '.join(of)}]" for words, of in alike.items()))
+
+
+def _words(field: FieldInfo) -> str:
+    """The first sentence about a field."""
+    sentence = re.split(r"(?<=\w)[.:;] ", field.description or "")[0].rstrip(".")
+    return sentence.replace("`", "").replace("%", "%%")
 
 
 def spec_of(options: argparse.Namespace) -> Spec:

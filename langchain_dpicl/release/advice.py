@@ -8,7 +8,7 @@ from langchain_dpicl.aggregators import NoisyVote
 from langchain_dpicl.errors import DPICLError
 from langchain_dpicl.privacy.advice import poor, poor_range, vote_left
 from langchain_dpicl.privacy.choice import best_rate, options_of
-from langchain_dpicl.privacy.lines import LineRequest, PlanLine
+from langchain_dpicl.privacy.lines import LineRequest, PlanLine, family_of
 from langchain_dpicl.privacy.solving import about
 from langchain_dpicl.privacy.votes import VOTES, VoteNoise
 from langchain_dpicl.release.base import AnyRelease
@@ -25,8 +25,10 @@ def poor_plan(release: object, line: PlanLine | None = None) -> str | None:
     """
     if not isinstance(release, AnyRelease) or release.budget.accept_noise:
         return None
-    vote = release.aggregator if isinstance(release, SealedRelease) else None
-    if not isinstance(vote, NoisyVote) and release.mechanism != "tokens":
+    vote = None
+    if isinstance(release, SealedRelease) and release.mechanism in VOTES and isinstance(release.aggregator, NoisyVote):
+        vote = release.aggregator
+    if vote is None and family_of(release.mechanism).unit != "tokens":
         return None
     selector = release.selector
     try:
@@ -34,7 +36,7 @@ def poor_plan(release: object, line: PlanLine | None = None) -> str | None:
         known = release.budget.asked(release.line_name, release.mechanism)
         if line is None and isinstance(known, PlanLine):
             line = known
-        if not isinstance(vote, NoisyVote):
+        if vote is None:
             asked = LineRequest(release.mechanism, selector.rate or 1.0, count)
             return poor_range(about(epsilon, delta, asked) if line is None else line.parameter)
         if line is not None:

@@ -174,6 +174,6 @@ def _told(fault: Any) -> tuple[str, str]:
     """A mistake as its field and words: of an `InvalidParameter` what is allowed, and no value."""
     field, cause = ".".join(map(str, fault["loc"])), fault.get("ctx", {}).get("error")
     if isinstance(cause, InvalidParameter):
-        own = cause.parameter == fault["loc"][-1]
-        return field if own else f"{field}.{cause.parameter}", cause.bound
+        own = fault["loc"][-1:] == (cause.parameter,)
+        return field if own else f"{field}.{cause.parameter}".lstrip("."), cause.bound
     return field, re.sub(r"^Value error, ", "", fault["msg"])

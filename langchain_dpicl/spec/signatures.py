@@ -54,7 +54,7 @@ Lines = Annotated[list[StrictStr], BeforeValidator(ReadLines())]
 
 _PLAIN = (bool, int, float, str, date, NoneType)
 _STRICT: dict[Any, Any] = {int: StrictInt, float: StrictFloat, bool: StrictBool}
-"""For what else than one type is allowed: a truth value is no number, and a whole number stays one."""
+"""A truth value is no number, a text is none, and a whole number stays one."""
 
 
 def described(constructor: Callable[..., Any]) -> dict[str, str]:
@@ -144,7 +144,7 @@ def _given(annotation: Any) -> Any:
     if origin in (Union, UnionType):
         return _union([found for each in inner if (found := _given(each)) is not None])
     if annotation in _PLAIN or origin is Literal or (origin is tuple and Ellipsis not in inner):
-        return annotation
+        return _STRICT.get(annotation, annotation)
     if origin in (list, Sequence):
         return list[StrictStr] if inner == (str,) else None
     if origin in (dict, Mapping):
@@ -157,7 +157,5 @@ def _union(kinds: Sequence[Any]) -> Any:
     """Return a union, words first; None if there is nothing but None."""
     if all(kind is NoneType for kind in kinds):
         return None
-    many = sum(kind in (int, float, date, bool) for kind in kinds) > 1
-    kinds = [_STRICT.get(kind, kind) if many else kind for kind in kinds]
     words = [kind for kind in kinds if Literal == get_origin(kind)]
     return Union[(*words, *kinds)]

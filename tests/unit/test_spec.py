@@ -165,7 +165,7 @@ def test_a_new_kind_has_its_options_without_an_edit() -> None:
     done = subprocess.run([sys.executable, "-c", NEW], capture_output=True, text=True, timeout=120, check=True)
     words = " ".join(done.stdout.split())
     assert "--volume VOLUME How loud, from 1 to 9 (default 5) [loudest]" in words
-    assert "The public list [vote, label-vote, loudest]" in words
+    assert "The public list [vote, top-k, label-vote, loudest]" in words
 
 
 @pytest.mark.parametrize("kind", ["vote", "label-vote"])

@@ -22,7 +22,7 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateEnsemble,
 )
-from langchain_dpicl.aggregators import top_k, votes
+from langchain_dpicl.aggregators import votes
 from langchain_dpicl.privacy import MECHANISMS, LineRequest, PrivacyPlan, Profile, SecureRandomness
 from langchain_dpicl.privacy.choice import Crowd
 from langchain_dpicl.privacy.profile import DIRECTIONS, BoundedRange, BoundedRanges
@@ -39,13 +39,6 @@ RELATIONS = pytest.mark.parametrize("own_calls", [False, True], ids=["replaced",
 SIZES = pytest.mark.parametrize(
     ("number", "k"), [(2, 1), (3, 1), (2, 2), (3, 2), (3, 3), (4, 3)], ids=lambda size: str(size)
 )
-
-
-@pytest.fixture(autouse=True)
-def drawn_as_votes_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`law` walks the draws of `votes`: those of `top_k` are the same function, looked up there."""
-    assert top_k.choose_exponential is votes.choose_exponential
-    monkeypatch.setattr(top_k, "choose_exponential", lambda *draw: votes.choose_exponential(*draw))
 
 
 def shown(release: list[str] | None) -> str:
