@@ -102,12 +102,8 @@ def transaction(
     return decorate
 
 
-_forks_behind = 0
-
-
-def _this_process() -> tuple[int, int]:
-    """The number of this process, and the number of forks behind it: a system uses process numbers again."""
-    return os.getpid(), _forks_behind
+_this_process = object()
+"""Another object in a child of a fork. A process number would not do: a system uses it again."""
 
 
 class OwnLock:
@@ -115,10 +111,10 @@ class OwnLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._process = _this_process()
+        self._process = _this_process
 
     def __enter__(self) -> None:
-        if self._process != _this_process():
+        if self._process is not _this_process:
             raise LedgerError(_FORKED)
         self._lock.acquire()
 
@@ -141,7 +137,7 @@ class Database(Accounting):
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.is_in_memory = self.is_sqlite and self.path is None  # it ends with this process
         self.opened = False  # True once it worked: a lost connection is tried again from then on
-        self._process = _this_process()
+        self._process = _this_process
         # SQLite's writers wait for each other by looking again now and then; those of one process need not.
         self._writers: Any = threading.RLock() if self.is_sqlite else contextlib.nullcontext()
         self._gate = threading.RLock()  # held while the process forks
@@ -299,7 +295,7 @@ class Database(Accounting):
 
         `LedgerError` if the connections are its parent's.
         """
-        if self.inherited:
+        if self._process is not _this_process:
             raise LedgerError(_FORKED)
         with self._gate:
             self._busy.append(None)
@@ -311,7 +307,7 @@ class Database(Accounting):
     @property
     def inherited(self) -> bool:
         """True if it was opened before this process was forked."""
-        return self._process != _this_process()
+        return self._process is not _this_process
 
     def close(self) -> None:
         """Close the connections, unless they are the parent's."""
@@ -412,8 +408,8 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _forks_behind
-    _forks_behind += 1
+    global _this_process
+    _this_process = object()
     for database in list(_open_databases):
         database.close()  # its connections are the parent's and stay; a witness lets go of its lock
     _after_fork()

@@ -73,12 +73,12 @@ class PrivacyPlan:
         finest grids are coarse: then two per cent or more. `InfeasiblePlan` names the line
         that is too expensive.
         """
-        solved = zip(lines.items(), solve(epsilon, delta, lines), strict=True)
-        return cls(
-            epsilon,
-            delta,
-            {name: PlanLine(**{**vars(line), "parameter": parameter}) for (name, line), parameter in solved},
-        )
+        parameters = solve(epsilon, delta, lines)
+        solved = {
+            name: PlanLine(**{**vars(line), "parameter": parameter})
+            for (name, line), parameter in zip(lines.items(), parameters, strict=True)
+        }
+        return cls(epsilon, delta, solved)
 
     @classmethod
     def alone(cls, request: LineRequest, *, epsilon: float, delta: float) -> PlanLine:
