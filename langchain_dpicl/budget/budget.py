@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 from langchain_dpicl.budget import terms
 from langchain_dpicl.budget.database import OwnLock
 from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.line import BudgetLine
-from langchain_dpicl.budget.opening import Where, is_behind
+from langchain_dpicl.budget.opening import Where
 from langchain_dpicl.budget.owner_index import KeyMissing, OwnerIndex, leaving
 from langchain_dpicl.budget.schema import UNLIMITED, StoredPlan
 from langchain_dpicl.budget.stored import ReleaseRow, StoredLedger
@@ -38,7 +38,6 @@ from langchain_dpicl.budget.tickets import TicketUsage
 from langchain_dpicl.errors import (
     DPICLError,
     InvalidParameter,
-    LedgerError,
     PlanIncomplete,
     PlanMismatch,
     PrivacyWarning,
@@ -64,8 +63,8 @@ class PrivacyBudget(Accounting, Closed):
         The guarantee: everything that is ever released on this budget is (epsilon, delta)-differentially private with
         respect to adding or removing one owner.
     releases
-        How many answers (for the mechanism "tokens": how many tokens) the budget is for. The noise is calibrated so
-        that exactly this many fit. One number, or for several kinds of answers a mapping of line names (without ":") to
+        The number of answers (for the mechanism "tokens": of tokens) of the budget. The noise is calibrated so that
+        exactly this many fit. One number, or for several kinds of answers a mapping of line names (without ":") to
         numbers or `LineRequest`s.
     ledger
         A database URL. SQLite by default; share one ledger between workers.
@@ -80,8 +79,8 @@ class PrivacyBudget(Accounting, Closed):
     name
         The plan's name in the ledger.
     tickets
-        Whether owners pay, each for itself. Then ``releases`` counts the queries that ONE OWNER may be eligible for,
-        the number of queries has no end, and an owner without tickets is left out from then on, which nobody can see.
+        True: owners pay, each for itself. Then ``releases`` counts the queries that ONE OWNER may be eligible for, the
+        number of queries has no end, and an owner without tickets is left out from then on, which nobody can see.
         Needs a selector with a ``threshold``. The guarantee is the same (`budget.tickets` has the theorem). Frozen with
         the plan.
     scope
@@ -89,15 +88,15 @@ class PrivacyBudget(Accounting, Closed):
         the guarantee then holds for each caller's releases on their own, if callers do not collude. Frozen with the
         plan.
     replay, replay_patience
-        Whether an equal query on the same line is answered from the ledger at no cost (post-processing of a released
-        answer), and how many seconds it waits while another caller's equal query is being answered. None of these
-        choices costs an owner privacy. They decide what callers who share a counter see of each other. ``True``: an
-        equal question gets the earlier answer, its number and the time of its charge, waits if that answer is not
-        ready, and is answered even when the budget is spent and unknown questions are refused. ``"principal"``: so for
-        the caller who asked first (see `acting_for`; needed then); for everybody else the question is new, in its cost,
-        its time and its refusal. ``False``: every question is charged. In all cases callers see how many releases (or
-        tokens, so how long an answer was) the shared counter has. With ``scope="per_principal"`` callers share no
-        counter and no answers, so ``True`` and ``"principal"`` are the same.
+        An equal query on the same line is answered from the ledger at no cost (post-processing of a released answer).
+        It waits at most so many seconds while another caller's equal query is being answered. None of these choices
+        costs an owner privacy. They decide what callers who share a counter see of each other. ``True``: an equal
+        question gets the earlier answer, its number and the time of its charge, waits if that answer is not ready, and
+        is answered even when the budget is spent and unknown questions are refused. ``"principal"``: so for the caller
+        who asked first (see `acting_for`; needed then); for everybody else the question is new, in its cost, its time
+        and its refusal. ``False``: every question is charged. In all cases callers see how many releases (or tokens, so
+        how long an answer was) the shared counter has. With ``scope="per_principal"`` callers share no counter and no
+        answers, so ``True`` and ``"principal"`` are the same.
     keep_queries
         Keep the queries' texts in the receipts, instead of keyed hashes.
     on_exhausted
@@ -136,10 +135,11 @@ class PrivacyBudget(Accounting, Closed):
         on_soft_limit: Callable[[SoftLimit], Any] | None = None,
         accept_noise: bool = False,
     ) -> None:
-        epsilon, delta = checks.positive("epsilon", epsilon), checks.open_unit("delta", delta)
+        self.epsilon = checks.positive("epsilon", epsilon)
+        self.delta = checks.open_unit("delta", delta)
         self.releases: int | dict[str, int]
+        # Every line that somebody described, and its values that somebody chose. The others may still change.
         self._declared: dict[str, tuple[LineRequest, dict[str, object]]] = {}
-        """Every line that somebody described, and its values that somebody chose. The others may still change."""
         if isinstance(releases, Mapping):
             self.releases = {}
             for line, value in releases.items():
@@ -164,21 +164,14 @@ class PrivacyBudget(Accounting, Closed):
             raise InvalidParameter("accept_noise", accept_noise, "True or False")
         self.accept_noise = accept_noise
         self._vets: dict[str, Callable[[PlanLine], None]] = {}
-        policy = Policy(scope, replay, replay_patience, keep_queries, on_exhausted, soft_limit, on_soft_limit)
+        self._policy = Policy(scope, replay, replay_patience, keep_queries, on_exhausted, soft_limit, on_soft_limit)
         if not isinstance(name, str) or not name or len(name) > 255:
             raise InvalidParameter("name", name, "a string of 1 to 255 characters")
-        self.epsilon = epsilon
-        self.delta = delta
         self.name = name
-        self.scope = policy.scope
-        """One counter for all callers (``"shared"``), or one for each of them (``"per_principal"``)."""
-        self.on_exhausted = policy.on_exhausted
-        """The action of a chain when the releases are spent."""
-        self.replay = policy.replay
-        """Whether equal queries are answered from the ledger: for everybody, or for the principal who asked."""
-        self.keep_queries = policy.keep_queries
-        """Whether receipts hold the queries' texts."""
-        self._policy = policy
+        self.scope = self._policy.scope
+        self.on_exhausted = self._policy.on_exhausted
+        self.replay = self._policy.replay
+        self.keep_queries = self._policy.keep_queries
         self._ledger = Ledger(ledger, witness=witness, key_file=key_file)
         self._lock = OwnLock()
         self._plan: PrivacyPlan | None = None
@@ -198,7 +191,7 @@ class PrivacyBudget(Accounting, Closed):
         key_file: str | os.PathLike[str] | None = None,
         **policy: Any,
     ) -> PrivacyBudget:
-        """The budget that a ledger holds under this name, with nothing else known. Never makes a ledger.
+        """Open the budget that a ledger holds under this name, with nothing else known. Never makes a ledger.
 
         ``policy`` may set ``replay`` and the parameters after it in the constructor; the rest is as it was frozen.
         Raises `LedgerError` if there is no ledger, `InvalidParameter` if it has no such plan. With
@@ -210,8 +203,18 @@ class PrivacyBudget(Accounting, Closed):
         releases: Releases = {line: item.count for line, item in plan.lines.items()}
         if len(plan.lines) == 1 and all(item.mechanism == line for line, item in plan.lines.items()):
             releases = next(iter(plan.lines.values())).count  # made with one number, not with a mapping
-        how: dict[str, Any] = {"tickets": bool(stored.tickets), "scope": stored.scope, "key_file": key_file}
-        return PrivacyBudget(plan.epsilon, plan.delta, releases, ledger, name, witness=witness, **how, **policy)
+        return PrivacyBudget(
+            plan.epsilon,
+            plan.delta,
+            releases,
+            ledger,
+            name,
+            witness=witness,
+            key_file=key_file,
+            tickets=bool(stored.tickets),
+            scope=cast("Scope", stored.scope),
+            **policy,
+        )
 
     @property
     def plan(self) -> PrivacyPlan | None:
@@ -221,13 +224,15 @@ class PrivacyBudget(Accounting, Closed):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the ledger holds this budget. Its content is then fixed, however a store grows or shrinks."""
+        """True if the ledger holds this budget. Its content is then fixed, however a store grows or shrinks."""
         return self._find() is not None
 
     @property
     def public_owners(self) -> int | None:
-        """The number of owners from which the frozen plan's rates were chosen, the most of all lines; None if it does
-        not say."""
+        """The number of owners from which the frozen plan's rates were chosen, the most of all lines.
+
+        None if the plan does not say.
+        """
         plan = self.plan
         return None if plan is None else max(line.owners or 0 for line in plan.lines.values()) or None
 
@@ -247,18 +252,28 @@ class PrivacyBudget(Accounting, Closed):
         counts: object = {name: line.count for name, line in plan.lines.items()}
         if isinstance(self.releases, int) and len(plan.lines) == 1:
             counts = next(iter(plan.lines.values())).count
-        frozen = {"epsilon": plan.epsilon, "delta": plan.delta, "scope": stored.scope, "releases": counts}
-        self._refuse_other({**frozen, "tickets": bool(stored.tickets)}, vars(self))
+        self._refuse_other(
+            {
+                "epsilon": plan.epsilon,
+                "delta": plan.delta,
+                "scope": stored.scope,
+                "releases": counts,
+                "tickets": bool(stored.tickets),
+            },
+            vars(self),
+        )
         for name, (_, chosen) in self._given.items():
             self._refuse_other(_values(plan.lines[name]), chosen)
         index = OwnerIndex(self._ledger, stored.id)  # one for all lines: each of them has tickets of its own
         for name, line in plan.lines.items():
             tickets = TicketUsage(index, line.count) if self.tickets else None
             self._lines[name] = BudgetLine(self._ledger, self._policy, stored, name, line, plan, tickets)
-        self._plan, self._owner_index, self._stored = plan, index, stored
+        self._plan = plan
+        self._owner_index = index
+        self._stored = stored  # at last: `_find` looks at it without the lock
 
     def _refuse_other(self, frozen: Mapping[str, object], asked: Mapping[str, object]) -> None:
-        """`PlanMismatch` names the frozen values that are not as asked."""
+        """Raise `PlanMismatch` if frozen values are not as asked; it names them."""
         if words := different(frozen, asked):
             raise PlanMismatch(
                 f"the budget {self.name!r} was frozen at first use with {words}; use another name for another plan "
@@ -289,19 +304,22 @@ class PrivacyBudget(Accounting, Closed):
             stated = {**family_of(mechanism).undecided(), **given}
             asked = LineRequest(mechanism, rate, 1, options=stated, owners=owners if is_new else None)
             chosen = {key: _values(asked)[key] for key in ("mechanism", *map(_option, given))}
-            chosen |= {"rate": asked.rate} if rate_is_explicit else {}
+            if rate_is_explicit:
+                chosen["rate"] = asked.rate
             name = self._name(line, mechanism)
             if not is_new:
-                chosen |= {"owners": owners} if rate_is_explicit and owners is not None else {}
+                if rate_is_explicit and owners is not None:
+                    chosen["owners"] = owners
                 self._refuse_other(_values(self._lines[name].plan_line), chosen)
                 return
-            earlier, before = self._declared.get(name, (asked, chosen))
+            request, before = self._declared.get(name, (asked, chosen))
             if words := different(before, chosen):
                 raise PlanMismatch(f"the line {name!r} was declared with {words}")
-            latest = asked if rate_is_explicit else earlier
-            merged = {**earlier.options, **{key: asked.options[key] for key in given if key in asked.options}}
-            declared = latest.owners if earlier.owners is None else earlier.owners  # a number that is public stays
-            request = replace(earlier, rate=latest.rate, owners=declared, options=merged)
+            if rate_is_explicit:
+                public = asked.owners if request.owners is None else request.owners  # a number that is public stays
+                request = replace(request, rate=asked.rate, owners=public)
+            latest = {key: asked.options[key] for key in given if key in asked.options}
+            request = replace(request, options={**request.options, **latest})
             self._declared[name] = request, before | chosen
             if vet is not None:
                 self._vets[name] = vet
@@ -335,9 +353,15 @@ class PrivacyBudget(Accounting, Closed):
                 for each, refuse in self._vets.items():
                     if not self.accept_noise:
                         refuse(plan.lines[each])
-                allowed = {line: UNLIMITED if self.tickets else request.count for line, request in requests.items()}
-                how: dict[str, Any] = {"scope": self.scope, "tickets": self.tickets}
-                self._adopt(self._ledger.store_plan(self.name, plan.to_json(), plan.digest, allowed, **how))
+                stored = self._ledger.store_plan(
+                    self.name,
+                    plan.to_json(),
+                    plan.digest,
+                    {line: UNLIMITED if self.tickets else request.count for line, request in requests.items()},
+                    scope=self.scope,
+                    tickets=self.tickets,
+                )
+                self._adopt(stored)
                 self.declare(name, mechanism, rate, **about)  # the plan may be one that another worker stored first
         self._remember()
         return self._lines[self._name(name, mechanism)]
@@ -399,15 +423,23 @@ class PrivacyBudget(Accounting, Closed):
     def _states(self, principal: str | None) -> dict[str, LineState]:
         """`lines`, and "" for a line without a name."""
         counter = self._policy.principal(principal)
-        stored, counts = self._find(), self._counts()
-        spent = dict.fromkeys(counts, 0) if stored is None else self._ledger.spent(stored.id, counter)
-        lines = {name: asked for name, (asked, _) in self._declared.items()} if self._plan is None else self._plan.lines
-        states = {}
-        for name, number in spent.items():
-            left = None if self.tickets else counts[name] - number
-            mechanism = lines[name].mechanism if name in lines else None
-            states[name] = LineState(count=counts[name], spent=number, remaining=left, mechanism=mechanism)
-        return states
+        stored = self._find()
+        counts = self._counts()
+        if stored is None:
+            spent = dict.fromkeys(counts, 0)
+            mechanisms = {name: asked.mechanism for name, (asked, _) in self._declared.items()}
+        else:
+            spent = self._ledger.spent(stored.id, counter)
+            mechanisms = {name: line.mechanism for name, line in self._lines.items()}
+        return {
+            name: LineState(
+                count=counts[name],
+                spent=number,
+                remaining=None if self.tickets else counts[name] - number,
+                mechanism=mechanisms.get(name),
+            )
+            for name, number in spent.items()
+        }
 
     def lines(self, principal: str | None = None) -> dict[str, LineState]:
         """Every line: its count, its releases spent and left, and its mechanism (None until somebody declares it).
@@ -417,8 +449,10 @@ class PrivacyBudget(Accounting, Closed):
         return {name: state for name, state in self._states(principal).items() if name}
 
     def spent(self, line: str | None = None, principal: str | None = None) -> int:
-        """Releases charged so far, by all workers. ``line`` is needed if the budget has several, ``principal`` if it
-        counts each caller's releases."""
+        """Releases charged so far, by all workers.
+
+        ``line`` is needed if the budget has several, ``principal`` if it counts each caller's releases.
+        """
         return self._states(principal)[self._name(line)]["spent"]
 
     def remaining(self, line: str | None = None, principal: str | None = None) -> int | None:
@@ -437,11 +471,13 @@ class PrivacyBudget(Accounting, Closed):
     def preview(self, n: int = 1, line: str | None = None, principal: str | None = None) -> Preview:
         """The effect of ``n`` further releases. Charges nothing. Before first use: the whole plan's epsilon."""
         checks.whole("n", n)
-        states, name = self._states(principal), self._name(line)
+        states = self._states(principal)
+        name = self._name(line)
         left = states[name]["remaining"]
         fits = left is None or n <= left
         further = n if fits else 0
-        counts = {each: state["spent"] + (further if each == name else 0) for each, state in states.items()}
+        counts = {each: state["spent"] for each, state in states.items()}
+        counts[name] += further
         return {
             "releases": n,
             "fits": fits,
@@ -456,27 +492,30 @@ class PrivacyBudget(Accounting, Closed):
         return {principal: spent for principal, spent in sorted(found.items()) if principal}
 
     def private_ticket_report(self) -> TicketReport:
-        """How many owners have used how many tickets. PRIVATE, for the deployer alone: show no part of it to callers,
-        publish none, and choose nothing public by it."""
+        """The numbers of owners by their used tickets. PRIVATE, for the deployer alone.
+
+        Show no part of it to callers, publish none, and choose nothing public by it.
+        """
         if not self.tickets:
             raise InvalidParameter("tickets", False, "asked for on a budget whose owners pay with them")
         self._find()
         found: TicketReport = {}
         for name, line in self._lines.items():
             assert line.tickets is not None
-            found[name] = {}
-            for who, counter in self._ledger.counters(line.plan_id, name).items():
-                found[name][who] = self._ledger.run(partial(line.tickets.report, counter_id=counter), "note")
+            found[name] = {
+                who: self._ledger.run(partial(line.tickets.report, counter_id=counter), "note")
+                for who, counter in self._ledger.counters(line.plan_id, name).items()
+            }
         return found
 
     # -- stores --------------------------------------------------------------------------------------------------------
 
     def watch(self, store: PrivateStore) -> None:
-        """Use this budget with a store: an owner whom the store forgets from now on leaves the ledger too, with its
-        tickets.
+        """Use this budget with a store.
 
-        A chain on this budget does so when it is built. The store keeps the budget. At the first release the store
-        remembers the budget, and a `PrivacyWarning` names others on the same data on which something was spent.
+        An owner whom the store forgets from now on leaves the ledger too, with its tickets. A chain on this budget does
+        so when it is built. The store keeps the budget. At the first release the store remembers the budget, and a
+        `PrivacyWarning` names others on the same data on which something was spent.
         """
         with self._lock:
             if store in self._watched:
@@ -506,23 +545,29 @@ class PrivacyBudget(Accounting, Closed):
                 self._owner_index.key_for(store)
         if not stores:
             return
-        known: tuple[OpenedBudget, ...] = ()
-        if (place := self._ledger.place) is None:  # it ends with this process, and so does what is known of it
+        place = self._ledger.place
+        if place is None:  # it ends with this process, and so does what is known of it
             known = merged(*(store.budgets for store in stores))
         else:
             opened = OpenedBudget(self._ledger.identity, place, self.name, self.epsilon, self.delta)
             known = merged(*(store.remember_budget(opened) for store in stores))
         self._ledger.note_others(known)
-        names = {f"{other.name!r} in {self._where(other)}" for other in known if self._was_used(other)}
+        here = {self._ledger.identity: "this ledger"}
+        names = {f"{other.name!r} in {here.get(other.ledger, other.url)}" for other in known if self._was_used(other)}
         if not all(store.remembers for store in stores):  # it may be the data of any budget of this ledger
-            others = [plan for plan in self._ledger.plans() if plan.name != self.name]
-            names |= {f"{plan.name!r} in this ledger" for plan in others if self._ledger.has_spent(plan)}
+            names |= {
+                f"{plan.name!r} in this ledger"
+                for plan in self._ledger.plans()
+                if plan.name != self.name and self._ledger.has_spent(plan)
+            }
         with self._lock:  # now they have
             self._to_remember = [store for store in self._to_remember if store not in stores]
         if names:
-            level, frame = 1, sys._getframe()  # of the first line that is neither this package's nor LangChain's
+            frame = sys._getframe()
+            level = 1  # of the first line that is neither this package's nor LangChain's
             while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_LIBRARIES):
-                level, frame = level + 1, frame.f_back
+                frame = frame.f_back
+                level += 1
             warnings.warn(
                 f"the budget {self.name!r} is used with data on which other budgets were opened: "
                 f"{', '.join(sorted(names))}. Their losses add up, and no receipt of one counts another's: give an "
@@ -530,9 +575,6 @@ class PrivacyBudget(Accounting, Closed):
                 PrivacyWarning,
                 stacklevel=level,
             )
-
-    def _where(self, other: OpenedBudget) -> str:
-        return "this ledger" if other.ledger == self._ledger.identity else other.url
 
     # -- receipts ------------------------------------------------------------------------------------------------------
 
@@ -544,7 +586,8 @@ class PrivacyBudget(Accounting, Closed):
         """
         if principal is not None and self.scope == "shared" and self.replay == "principal":
             raise InvalidParameter("principal", principal, "None: a shared budget does not keep whose a receipt is")
-        stored, known = self._find(), terms.parse_release_id(release_id)
+        stored = self._find()
+        known = terms.parse_release_id(release_id)
         if stored is None or known is None or known[0] != self.name:
             return None
         _, line, counter, number = known
@@ -554,16 +597,17 @@ class PrivacyBudget(Accounting, Closed):
         return terms.read_receipt(found[0])
 
     def latest(self, last: int = 200, principal: str | None = None) -> tuple[list[ReleaseRow], int]:
-        """The latest charges of all callers or of one principal, the oldest first, and how many there are in all."""
+        """The latest charges of all callers or of one principal, the oldest first, and the number of all."""
         counter = self._policy.principal(principal)
         stored = self._find()
-        return ([], 0) if stored is None else self._ledger.latest(stored.id, counter, checks.whole("last", last))
+        if stored is None:
+            return [], 0
+        return self._ledger.latest(stored.id, counter, checks.whole("last", last))
 
     # -- other plans on the same data ----------------------------------------------------------------------------------
 
     def total(self) -> Total:
-        """The loss of all plans of this ledger together, and of every budget that its stores remember, in whatever
-        ledger.
+        """The loss of all plans of this ledger and of every budget that its stores remember, in whatever ledger.
 
         Another ledger is opened to read what was spent there. A budget whose ledger cannot be read, has lost it, or is
         older than the witness beside it, counts with all that it promised. Raises `LedgerError` if nobody knows what
@@ -572,13 +616,12 @@ class PrivacyBudget(Accounting, Closed):
         parts = [terms.use_of(self._ledger, plan) for plan in self._ledger.plans()]
         names = {part.plan.name for part in parts}
         promised: list[OpenedBudget] = []
-        live = (store.budgets for store in list(self._watched))
-        for budget in merged(self._ledger.others(), *live):
+        for budget in merged(self._ledger.others(), *(store.budgets for store in list(self._watched))):
             if budget.ledger == self._ledger.identity:
                 if budget.name not in names and not self._ledger.was_removed(budget.name):
                     promised.append(budget)  # a ledger that was restored from an older copy lacks it
                 continue
-            found = _elsewhere(budget)
+            found = terms.elsewhere(budget)
             if isinstance(found, terms.PlanUse):
                 parts.append(found)
             elif found is not None:
@@ -586,18 +629,20 @@ class PrivacyBudget(Accounting, Closed):
         return terms.total(parts, promised)
 
     def _was_used(self, other: OpenedBudget) -> bool:
-        """Whether something was spent on another budget, as far as anybody can tell."""
+        """True if something was spent on another budget, as far as anybody can tell."""
         if other.ledger == self._ledger.identity:
             plan = self._ledger.find_plan(other.name)
-            return not self._ledger.was_removed(other.name) if plan is None else self._ledger.has_spent(plan)
-        found = _elsewhere(other)
+            if plan is None:
+                return not self._ledger.was_removed(other.name)
+            return self._ledger.has_spent(plan)
+        found = terms.elsewhere(other)
         return found.is_used if isinstance(found, terms.PlanUse) else found is not None
 
     def remove(self) -> None:
-        """Remove this budget, on which nothing was ever charged, from its ledger: its name is free again, and no total
-        and no warning counts it. Let no process use it meanwhile.
+        """Remove this budget, on which nothing was ever charged, from its ledger.
 
-        Raises `PlanMismatch` if something was charged, or may have been.
+        Its name is free again, and no total and no warning counts it. Let no process use it meanwhile. Raises
+        `PlanMismatch` if something was charged, or may have been.
         """
         stored = self._find()
         if stored is None:
@@ -620,26 +665,13 @@ class PrivacyBudget(Accounting, Closed):
                 spent = f"by {len(self.principals())} principals"
             else:
                 counts = {name: state["spent"] for name, state in self._states(None).items()}
-                spent = str(counts) if len(counts) > 1 else str(sum(counts.values()))
+                spent = str(counts if len(counts) > 1 else sum(counts.values()))
         except DPICLError:  # showing an object must not fail
             spent = "?"
         return (
             f"PrivacyBudget(epsilon={self.epsilon:g}, delta={self.delta:g}, releases={self.releases}, "
             f"name={self.name!r}, spent={spent})"
         )
-
-
-def _elsewhere(budget: OpenedBudget) -> terms.PlanUse | OpenedBudget | None:
-    """A budget of another ledger: its plan with what was spent; itself if nobody can tell; None if it was removed."""
-    found: terms.PlanUse | OpenedBudget | None = budget
-    with contextlib.suppress(LedgerError, InvalidParameter), contextlib.closing(StoredLedger(budget.url)) as ledger:
-        if ledger.identity == budget.ledger and not is_behind(ledger, budget.name):
-            plan = ledger.find_plan(budget.name)
-            if plan is not None:
-                found = terms.use_of(ledger, plan, budget.url)
-            elif ledger.was_removed(budget.name):
-                found = None
-    return found
 
 
 def different(known: Mapping[str, object], asked: Mapping[str, object]) -> str:
@@ -649,10 +681,16 @@ def different(known: Mapping[str, object], asked: Mapping[str, object]) -> str:
 
 
 def _values(line: LineRequest, defaults: Options | None = None) -> dict[str, object]:
-    """What declarations of a line may choose. ``owners``: from how many its rate was computed."""
-    options = {**(line.family.left_out() if defaults is None else defaults), **line.options}
-    more = {_option(key): value for key, value in options.items()}
-    return {"mechanism": line.mechanism, "rate": line.rate, "owners": line.owners, "weight": line.weight, **more}
+    """The values of a line that declarations may choose. ``owners``: the number that its rate was computed from."""
+    if defaults is None:
+        defaults = line.family.left_out()
+    return {
+        "mechanism": line.mechanism,
+        "rate": line.rate,
+        "owners": line.owners,
+        "weight": line.weight,
+        **{_option(key): value for key, value in {**defaults, **line.options}.items()},
+    }
 
 
 def _option(name: str) -> str:

@@ -63,8 +63,7 @@ _ROLLED_BACK = {"40001", "40P01"}  # serialisation, deadlock
 _AGAIN = {*_ROLLED_BACK, "55P03", "57P01", "57P02", "57P03"}  # lock, server going or coming
 
 
-def _nothing() -> None:
-    """Do nothing."""
+def _nothing() -> None: ...
 
 
 class TryAgain(Exception):
@@ -128,8 +127,7 @@ class Database(Accounting):
     noun = "ledger"
     application_id = SQLITE_APPLICATION_ID
     journal = "WAL"
-    options: Mapping[str, Any] = {}
-    """For PostgreSQL's engine."""
+    options: Mapping[str, Any] = {}  # for PostgreSQL's engine
 
     def __init__(self, url: str) -> None:
         self.url = sql.parse(url, self.noun.rpartition(" ")[2], "sqlite:///budget.db")
@@ -157,8 +155,11 @@ class Database(Accounting):
                 raise LedgerError(f"a {self.noun} is on sqlite:///FILE or postgresql+psycopg://..., not on {driver!r}")
             return sql.postgresql_engine(self.url, LedgerError, **self.options)
         if self.path is None:
-            words = "this ledger lives in memory: what was spent is forgotten when the process ends"
-            warnings.warn(words, PrivacyWarning, stacklevel=7)
+            warnings.warn(
+                "this ledger lives in memory: what was spent is forgotten when the process ends",
+                PrivacyWarning,
+                stacklevel=7,
+            )
             return sa.create_engine(self.url, connect_args={"check_same_thread": False}, poolclass=StaticPool)
         url = self.url
         if (url.database or "").startswith("file:"):
@@ -284,10 +285,11 @@ class Database(Accounting):
         if self._file is None:
             self._file = found
         log = connection.info.get("log")
-        is_other_log = log is not None and place_of(log[0]) != log[1]
-        if found is None or found != self._file or is_other_log:
-            words = f"the {self.noun} {self.shown!r} was deleted or replaced since this process opened it"
-            raise LedgerError(f"{words}: nothing was charged; {ADVICE}")
+        if found is None or found != self._file or (log is not None and place_of(log[0]) != log[1]):
+            raise LedgerError(
+                f"the {self.noun} {self.shown!r} was deleted or replaced since this process opened it: nothing was "
+                f"charged; {ADVICE}"
+            )
 
     @contextlib.contextmanager
     def using(self) -> Iterator[None]:

@@ -44,7 +44,13 @@ class Ledger(StoredLedger):
         that exists, without its witness, and charge nothing.
     """
 
-    def __init__(self, url: str, *, witness: Where = None, key_file: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        witness: Where = None,
+        key_file: str | os.PathLike[str] | None = None,
+    ) -> None:
         self._witness = witness
         self._permits: Permits | None = None
         self._reaching = OwnLock()
@@ -79,9 +85,7 @@ class Ledger(StoredLedger):
     def is_marked(self, plan: str) -> bool:
         """True if the witness has granted something on the plan of this name. `LedgerError` if it cannot be charged."""
         self._join()
-        if self._permits is None:
-            return False
-        return any(mark.key.plan == plan for mark in self._permits.witness.marks())
+        return self._permits is not None and any(mark.key.plan == plan for mark in self._permits.witness.marks())
 
     # -- charges ----------------------------------------------------------------------------------------------------
 
@@ -101,15 +105,24 @@ class Ledger(StoredLedger):
         return entries
 
     def _charge(
-        self, connection: Connection, request: ChargeRequest, undo: contextlib.ExitStack
+        self,
+        connection: Connection,
+        request: ChargeRequest,
+        undo: contextlib.ExitStack,
     ) -> list[Charge | Claim] | dict[str, Claim]:
         """Charge the queries that nobody has answered, or return the claims of other callers on them."""
         keys = request.keys
         known = schema.claims_of(connection, request.account, [*request.names])
-        pending = {q: claim for q, claim in known.items() if claim.pending and request.overdue.get(q) != claim.number}
+        pending = {
+            query: claim
+            for query, claim in known.items()
+            if claim.pending and request.overdue.get(query) != claim.number
+        }
         if pending:
             return pending
-        entries: dict[Hashable, Charge | Claim] = {q: claim for q, claim in known.items() if claim.answer is not None}
+        entries: dict[Hashable, Charge | Claim] = {
+            query: claim for query, claim in known.items() if claim.answer is not None
+        }
         new: dict[Hashable, int] = {}  # each with its first place
         for place, key in enumerate(keys):
             if key not in entries:
@@ -164,12 +177,11 @@ class Ledger(StoredLedger):
     def _counter(self, connection: Connection, account: Account) -> Counter:
         """A counter as the witness knows it. It is remembered from its first charge on."""
         if account not in self._charged:
-            query = (
+            row = connection.execute(
                 sa.select(plans.c.name, plans.c.digest, plans.c.tickets, counters.c.allowed)
                 .join(counters, counters.c.plan_id == plans.c.id)
                 .where(account.counter)
-            )
-            row = connection.execute(query).one()
+            ).one()
             key = CounterKey(row.name, account.line, account.principal, row.digest)
             self._charged.setdefault(account, Counter(key, row.allowed, bool(row.tickets)))
         return self._charged[account]
@@ -182,16 +194,19 @@ class Ledger(StoredLedger):
         answer: str | None = None,
         unused: int = 0,
     ) -> None:
-        """Keep a release's receipt, its answer if it may be replayed, and give back its ``unused`` units.
+        """Keep a release's receipt, and its answer if it may be replayed, and give back its ``unused`` units.
 
-        All of it is one transaction.
-
-        If the power fails just now, the charge stands as it was and all of it may be missing. Units are given back to
-        a charge that nobody has answered or given up, and once; the same record written again changes nothing.
+        All of it is one transaction. If the power fails just now, the charge stands as it was and all of it may be
+        missing. Units are given back to a charge that nobody has answered or given up, and once; the same record
+        written again changes nothing.
         """
-        if charge.all_counts:
-            unused = 0
-        values = {"receipt": receipt, "outcome": outcome, "answer": answer, "units": charge.units - unused}
+        unused = 0 if charge.all_counts else unused
+        values = {
+            "receipt": receipt,
+            "outcome": outcome,
+            "answer": answer,
+            "units": charge.units - unused,
+        }
         given_back = self._record(charge, values, unused)
         if given_back and self._permits is not None and charge.permit is not None:
             counter = self._charged.get(Account(charge.plan_id, charge.line, charge.principal))
@@ -199,17 +214,29 @@ class Ledger(StoredLedger):
                 self._permits.put_back(counter, charge.permit.unused(given_back))
 
     @transaction("note")
-    def _record(self, connection: Connection, charge: Charge, values: Mapping[str, object], unused: int) -> int:
+    def _record(
+        self,
+        connection: Connection,
+        charge: Charge,
+        values: Mapping[str, object],
+        unused: int,
+    ) -> int:
         """Keep a record, and return the units that it gives back. `LedgerError` if the charge stands as it is."""
-        row = {"counter_id": charge.counter_id, "number": charge.number, "charged": charge.units, "unused": unused}
+        row = {
+            "counter_id": charge.counter_id,
+            "number": charge.number,
+            "charged": charge.units,
+            "unused": unused,
+        }
         if direct(connection, _RECORD, {**values, **row}).rowcount == 1:
             if unused:
                 counter = sa.update(counters).where(counters.c.id == charge.counter_id)
                 if connection.execute(counter.values(returned=counters.c.returned + unused)).rowcount != 1:
                     raise LedgerError(f"the ledger has lost this counter; {ADVICE}")
             return unused
-        earlier = sa.select(*(charges.c[name] for name in values)).where(_row(charge))
-        found = connection.execute(earlier).one_or_none()
+        found = connection.execute(
+            sa.select(*(charges.c[name] for name in values)).where(_row(charge)),
+        ).one_or_none()
         if found is None:
             raise LedgerError(f"the ledger has lost this charge; {ADVICE}")
         if found._asdict() != values:
@@ -223,8 +250,9 @@ class Ledger(StoredLedger):
         The first to keep a step decides.
         """
         row = {"counter_id": charge.counter_id, "number": charge.number, "step": step}
-        known = sa.select(steps.c.content).where(*(steps.c[name] == value for name, value in row.items()))
-        found = connection.scalar(known)
+        found = connection.scalar(
+            sa.select(steps.c.content).where(*(steps.c[name] == value for name, value in row.items())),
+        )
         if found is None:
             insert(connection, steps, {**row, "content": content})
             return content
@@ -257,7 +285,7 @@ _QUEUE = sa.select(plans.c.id).where(plans.c.id == sa.bindparam("plan_id")).with
 
 
 def _claim(connection: Connection, made: Mapping[Hashable, Charge], known: Mapping[str, Claim]) -> None:
-    """Make each query's new charge its claim. Raises `TryAgain` if another caller's has come since `known` was read."""
+    """Make each query's new charge its claim. Raises `TryAgain` if its claim is not the ``known`` one any more."""
     fresh = []
     for query, charge in made.items():
         if not isinstance(query, str):  # it is never replayed
@@ -298,7 +326,15 @@ def spend(connection: Connection, request: ChargeRequest, names: Sequence[str | 
         raise DoesNotFit
     counter, spent, returned = row
     numbers = range(spent - count + units, spent + 1, units)
-    rows = [{"counter_id": counter, "number": number, "charged": now, "units": units} for number in numbers]
+    rows = [
+        {
+            "counter_id": counter,
+            "number": number,
+            "charged": now,
+            "units": units,
+        }
+        for number in numbers
+    ]
     if not at_once:
         direct(connection, _WRITE, *rows)
     others = schema.spent_beside(connection, account) if request.others else {}
@@ -325,6 +361,9 @@ def _add_principal(connection: Connection, account: Account, count: int) -> bool
     if line is None or line.spent + count > line.allowed:
         return False
     if connection.scalar(sa.select(counters.c.id).where(account.counter)) is None:
-        new = {**account._asdict(), "allowed": line.allowed, "spent": line.spent, "lost": line.lost}
-        insert(connection, counters, new)
+        insert(
+            connection,
+            counters,
+            {**account._asdict(), "allowed": line.allowed, "spent": line.spent, "lost": line.lost},
+        )
     return True

@@ -31,7 +31,8 @@ ZERO_SHOT = "zero-shot, not a release: too few releases are left"
 IN_TRANSACTION: Final = object()
 """The permission that `BudgetLine.charging` needs. Only `release.transaction` may use it."""
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
+_FIRST_PAUSE = 0.01
+_LONGEST_PAUSE = 0.25
 
 logger = logging.getLogger("langchain_dpicl.budget")
 
@@ -71,7 +72,9 @@ class BudgetLine(Accounting):
         self.count = plan_line.count
         self.options = plan_line.options
         self.tickets = tickets
-        self._ledger, self._policy, self._stored = ledger, policy, stored
+        self._ledger = ledger
+        self._policy = policy
+        self._stored = stored
         self._words = plan_line.describe()
         self._unit = plan_line.family.unit
         self._has_others = len(plan.lines) > 1
@@ -79,7 +82,12 @@ class BudgetLine(Accounting):
 
     # -- queries -------------------------------------------------------------------------------------------------------
 
-    def query_id(self, request: Mapping[str, object], variant: str = "", principal: str | None = None) -> str | None:
+    def query_id(
+        self,
+        request: Mapping[str, object],
+        variant: str = "",
+        principal: str | None = None,
+    ) -> str | None:
         """The keyed hash by which every worker of the ledger knows an equal request on this line again.
 
         Equal means equal in value and type, everywhere in the request. ``variant`` names everything else that decides
@@ -95,11 +103,19 @@ class BudgetLine(Accounting):
         """The principal who sees the answers to a principal's requests; "" if callers share what they see."""
         return self._policy.caller(principal)
 
-    def replayed(self, queries: Sequence[str | None], principal: str | None = None) -> list[Replayed | None]:
+    def replayed(
+        self,
+        queries: Sequence[str | None],
+        principal: str | None = None,
+    ) -> list[Replayed | None]:
         """The answers of the ledger to these queries, now. Charges nothing and waits for nobody."""
         return self._look(queries, principal)[0]
 
-    def ahead(self, queries: Sequence[str | None], principal: str | None = None) -> list[Replayed | None]:
+    def ahead(
+        self,
+        queries: Sequence[str | None],
+        principal: str | None = None,
+    ) -> list[Replayed | None]:
         """`replayed`, before public calls are made for the others: `PrivacyBudgetExceeded` if fewer are left now."""
         known, spent = self._look(queries, principal)
         fresh = [query for query, answer in zip(queries, known, strict=True) if answer is None]
@@ -108,12 +124,16 @@ class BudgetLine(Accounting):
             self.check(needed, principal)
         return known
 
-    def _look(self, queries: Sequence[str | None], principal: str | None) -> tuple[list[Replayed | None], int]:
-        """The ledger's answers, and what is spent on the line, by one reading."""
+    def _look(
+        self,
+        queries: Sequence[str | None],
+        principal: str | None,
+    ) -> tuple[list[Replayed | None], int]:
+        """The ledger's answers, and the units spent on the line, by one reading."""
         named = [query for query in dict.fromkeys(queries) if query is not None and self._policy.replay]
         claims, spent = self._ledger.claims(self._account(principal), named)
-        found = (None if query is None else claims.get(query) for query in queries)
-        return [None if claim is None or claim.answer is None else _replayed(claim) for claim in found], spent
+        answered = {query: claim for query, claim in claims.items() if claim.answer is not None}
+        return [_replayed(answered[query]) if query in answered else None for query in queries], spent
 
     def _account(self, principal: str | None) -> Account:
         return Account(self.plan_id, self.name, self._policy.principal(principal))
@@ -153,7 +173,7 @@ class BudgetLine(Accounting):
             The authenticated caller. `InvalidParameter` if it is None and the budget's scope is ``per_principal``;
             neither used nor kept if all callers share one counter.
         units
-            How many tokens each release may have, on a line that counts tokens; its number is the last of its units.
+            The most tokens of each release, on a line that counts tokens; its number is the last of its units.
             Elsewhere 1 (`InvalidParameter` otherwise).
         owners
             `ask` for each query, if owners pay with tickets; None for one that is known to be answered already.
@@ -171,12 +191,19 @@ class BudgetLine(Accounting):
                 "owners pay with tickets: a chain on a budget with tickets=True needs a PoissonExampleSelector with a "
                 "threshold (threshold=-1 makes every owner eligible); nothing was charged"
             )
-        rule = None if self.tickets is None else TicketRule(self.tickets, owners or ())
         account = self._account(principal)
-        request = ChargeRequest(account, queries, units, bool(self._policy.replay), self._has_others, rule)
-        patience, seconds = self._policy.replay_patience, _FIRST_PAUSE
+        request = ChargeRequest(
+            account,
+            queries,
+            units,
+            replay=bool(self._policy.replay),
+            others=self._has_others,
+            rule=None if self.tickets is None else TicketRule(self.tickets, owners or ()),
+        )
+        patience = self._policy.replay_patience
+        seconds = _FIRST_PAUSE
         claims: Mapping[str, Claim] = {}  # of others, on these queries
-        seen: dict[tuple[str, int], float] = {}  # since when each of them is waited for
+        seen: dict[tuple[str, int], float] = {}  # each of them, with the time when it was first seen
         while True:
             now = time.monotonic()
             waited = {query: now - seen.setdefault((query, claim.number), now) for query, claim in claims.items()}
@@ -189,13 +216,13 @@ class BudgetLine(Accounting):
             overdue = {query: number for (query, number), since in seen.items() if now - since >= patience}
             found = yield partial(self._claim, replace(request, overdue=overdue))
             if not isinstance(found, dict):
-                entries: list[Charge | Replayed] = found
-                return entries
+                return cast("list[Charge | Replayed]", found)
             claims = found
 
     def _claim(self, request: ChargeRequest) -> list[Charge | Replayed] | dict[str, Claim]:
-        """One attempt. `PrivacyBudgetExceeded` if fewer are left."""
-        began, found = time.perf_counter(), self._ledger.charge(request)
+        """Try once. `PrivacyBudgetExceeded` if fewer are left."""
+        began = time.perf_counter()
+        found = self._ledger.charge(request)
         if isinstance(found, dict):  # another caller's release is waited for, which is private work
             return found
         took("charge", began)
@@ -219,23 +246,29 @@ class BudgetLine(Accounting):
         return self._ledger.open_charge(self._account(principal), query, self._has_others)
 
     def steps(self, charge: Charge) -> list[str]:
-        """What `keep_step` has kept of this charge, in its order."""
+        """The contents that `keep_step` has kept of this charge, in their order."""
         return self._ledger.steps(charge)
 
     def keep_step(self, charge: Charge, step: int, content: str) -> str:
-        """Keep what a step of this charge releases, durably, before anybody uses it; returns what stands.
+        """Keep the content that a step of this charge releases, durably, and return the content that stands.
 
-        Of several processes that make the same step, the first decides: the others' content is not released.
+        Call it before anybody uses the content. Of several processes that make the same step, the first decides: the
+        others' content is not released.
         """
         return self._ledger.keep_step(charge, step, content)
 
     def _exceeded(self, principal: str, needed: int) -> PrivacyBudgetExceeded:
         left = self.count - self._ledger.spent(self.plan_id, principal)[self.name]
-        room = f"the budget {self._stored.name!r} has {left} of {self.count} {self._unit} left"
-        room += f" on the line {self.name!r}" if self._has_others else ""
-        room += " for this principal" if principal else ""
-        room += ", which other processes hold, or have lost when they were killed" if left >= needed else ""
-        return PrivacyBudgetExceeded(f"{room}, and {needed} are needed: nothing was released and nothing charged")
+        details = [
+            (self._has_others, f" on the line {self.name!r}"),
+            (principal, " for this principal"),
+            (left >= needed, ", which other processes hold, or have lost when they were killed"),
+        ]
+        room = "".join(words for holds, words in details if holds)
+        return PrivacyBudgetExceeded(
+            f"the budget {self._stored.name!r} has {left} of {self.count} {self._unit} left{room}, and {needed} are "
+            "needed: nothing was released and nothing charged"
+        )
 
     def _warn(self, charges: Sequence[Charge]) -> None:
         """Log a warning and call the callback at the charge that crosses the soft limit.
@@ -244,7 +277,8 @@ class BudgetLine(Accounting):
         happens again if returned tokens brought the counter back below. A callback that fails is logged: the charge
         stands and must be used.
         """
-        limit, tell = self._policy.soft_limit, self._policy.on_soft_limit
+        limit = self._policy.soft_limit
+        tell = self._policy.on_soft_limit
         if limit is None or not charges:
             return
         before = min(charge.spent - charge.units for charge in charges)
@@ -270,7 +304,13 @@ class BudgetLine(Accounting):
     # -- receipts ------------------------------------------------------------------------------------------------------
 
     def record(
-        self, charge: Charge, outcome: str = RELEASED, answer: str | None = None, *, unused: int = 0, text: str = ""
+        self,
+        charge: Charge,
+        outcome: str = RELEASED,
+        answer: str | None = None,
+        *,
+        unused: int = 0,
+        text: str = "",
     ) -> Receipt:
         """Write and return the receipt of a release; ``outcome`` says how it ended.
 
@@ -280,8 +320,8 @@ class BudgetLine(Accounting):
             The public answer as JSON text, kept for replay byte for byte in the same transaction; without it an equal
             query is charged again.
         unused
-            How many of the charge's tokens were never sampled, because the answer ended before. They are given back in
-            the same transaction: both happen or neither, and a power failure before the next charge may undo both.
+            The charge's tokens that were never sampled, because the answer ended before. They are given back in the
+            same transaction: both happen or neither, and a power failure before the next charge may undo both.
             Fewer than were charged (the token that ends an answer was sampled too), and only with the outcome
             "released" (`InvalidParameter`). A charge that was given up, or recorded before in other words, is given
             nothing back (`LedgerError`, nothing changes); the same record written twice counts once. A charge that was
@@ -292,14 +332,22 @@ class BudgetLine(Accounting):
         """
         most = charge.units - 1 if self._unit == "tokens" else 0
         if checks.whole("unused", unused, at_least=0) and (outcome != RELEASED or unused > most):
-            bound = f"tokens that were never sampled: at most {most} here, and 0 unless the outcome is {RELEASED!r}"
-            raise InvalidParameter("unused", unused, bound)
+            raise InvalidParameter(
+                "unused",
+                unused,
+                f"tokens that were never sampled: at most {most} here, and 0 unless the outcome is {RELEASED!r}",
+            )
         unused = 0 if charge.all_counts else unused
         receipt = self._receipt(charge, outcome, unused)
         if text and self._policy.keep_queries:
             receipt["query"] = text
-        counted = unused if self.tickets is None else 0  # with tickets a counter only grows: owners are given back
-        self._ledger.record(charge, json.dumps(receipt), outcome, answer if self._policy.replay else None, counted)
+        self._ledger.record(
+            charge,
+            json.dumps(receipt),
+            outcome,
+            answer if self._policy.replay else None,
+            unused if self.tickets is None else 0,  # with tickets a counter only grows: owners are given back
+        )
         if self.tickets is not None:
             self.tickets.give_back(charge, unused)
         return receipt
@@ -331,11 +379,17 @@ class BudgetLine(Accounting):
 
         Not kept in the ledger.
         """
-        spent = self._ledger.spent(self.plan_id, who := self._policy.principal(principal))
-        charge = Charge(self.plan_id, self.name, spent[self.name], utc_now(), spent, principal=who)
-        left = self.remaining(principal) if self.tickets is None else None
-        none = {"id": "", "number": 0, "tokens": None, "query": None, "remaining": left}
-        return cast("Receipt", {**self._receipt(charge, ZERO_SHOT), **none})
+        counter = self._policy.principal(principal)
+        spent = self._ledger.spent(self.plan_id, counter)
+        charge = Charge(self.plan_id, self.name, spent[self.name], utc_now(), spent, principal=counter)
+        return {
+            **self._receipt(charge, ZERO_SHOT),
+            "id": "",
+            "number": 0,
+            "tokens": None,
+            "query": None,
+            "remaining": self.remaining(principal) if self.tickets is None else None,
+        }
 
     def give_up(self, charge: Charge) -> None:
         """Say that this charge gets no answer. The charge stands; callers who wait for the same query go on."""

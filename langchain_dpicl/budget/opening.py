@@ -20,7 +20,7 @@ from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyWarning
 from langchain_dpicl.store.sql import shown
 
 Where = str | os.PathLike[str] | None
-"""Where a ledger's witness is: a path or a database URL; None: beside the ledger."""
+"""The place of a ledger's witness: a path or a database URL; None: beside the ledger."""
 
 LOST = "counted as spent: the charge of a process that was killed, or of a copy that was lost"
 Place = tuple[str, str, str]
@@ -41,8 +41,13 @@ class CounterRow(NamedTuple):
 
     def lacking(self, key: CounterKey) -> CounterRow:
         """A counter of this line that the ledger lacks: it has spent nothing."""
-        state = usage_digest() if self.tickets else None
-        return CounterRow(self.plan_id, key, self.allowed, self.tickets, state=state)
+        return CounterRow(
+            plan_id=self.plan_id,
+            key=key,
+            allowed=self.allowed,
+            tickets=self.tickets,
+            state=usage_digest() if self.tickets else None,
+        )
 
 
 def counts(connection: Connection, only: CounterKey | None = None) -> dict[Place, CounterRow]:
@@ -65,9 +70,7 @@ def counts(connection: Connection, only: CounterKey | None = None) -> dict[Place
         )
     for row in connection.execute(query):
         key = CounterKey(row.name, row.line, row.principal, row.digest)
-        state = None
-        if row.tickets:
-            state = row.usage or usage_digest(spent=row.spent, lost=row.lost)
+        digest = row.usage or usage_digest(spent=row.spent, lost=row.lost)
         found[key.place] = CounterRow(
             plan_id=row.plan_id,
             key=key,
@@ -75,7 +78,7 @@ def counts(connection: Connection, only: CounterKey | None = None) -> dict[Place
             tickets=bool(row.tickets),
             spent=row.spent,
             in_use=row.spent - row.returned,
-            state=state,
+            state=digest if row.tickets else None,
             id=row.id,
         )
     if only is not None and only.place not in found:
@@ -90,29 +93,32 @@ def lose(connection: Connection, count: CounterRow, units: int) -> str:
     account = Account(count.plan_id, count.key.line, count.key.principal)
     if count.id is None:
         connection.execute(sa.insert(counters).values(**account._asdict(), allowed=count.allowed, spent=0))
-    advance = (
+    row = connection.execute(
         sa.update(counters)
         .values(spent=counters.c.spent + units, lost=counters.c.lost + units)
         .where(account.counter)
         .returning(counters.c.id, counters.c.spent, counters.c.lost)
+    ).one()
+    connection.execute(
+        sa.insert(charges).values(
+            counter_id=row.id,
+            number=row.spent,
+            charged=schema.utc_now(),
+            units=units,
+            outcome=LOST,
+        )
     )
-    row = connection.execute(advance).one()
-    charge = sa.insert(charges).values(
-        counter_id=row.id,
-        number=row.spent,
-        charged=schema.utc_now(),
-        units=units,
-        outcome=LOST,
-    )
-    connection.execute(charge)
     summary = connection.execute(sa.select(usage).where(usage.c.counter_id == row.id)).one_or_none()
     if summary is None:
         return usage_digest(spent=row.spent, lost=row.lost)
     if (summary.spent, summary.lost) != (row.spent - units, row.lost - units):  # torn
         return str(summary.digest)
     digest = usage_digest(summary.chain, summary.row_count, summary.tickets, row.spent, row.lost, summary.owners)
-    values = {"spent": row.spent, "lost": row.lost, "before": summary.digest, "digest": digest}
-    connection.execute(sa.update(usage).where(usage.c.counter_id == row.id).values(values))
+    connection.execute(
+        sa.update(usage)
+        .where(usage.c.counter_id == row.id)
+        .values(spent=row.spent, lost=row.lost, before=summary.digest, digest=digest)
+    )
     return digest
 
 
@@ -125,9 +131,7 @@ def address(ledger: Database, witness: str | os.PathLike[str] | None) -> str:
     if not isinstance(witness, (str, os.PathLike)) or not str(witness):
         raise InvalidParameter("witness", type(witness).__name__, "a path, or a database URL")
     given = os.fspath(witness)
-    if "://" in given:
-        return given
-    return f"sqlite:///{given}"
+    return given if "://" in given else f"sqlite:///{given}"
 
 
 def is_behind(ledger: StoredLedger, plan: str) -> bool:
@@ -226,12 +230,11 @@ def check(ledger: Database, witness: Witness, alone: bool) -> None:
     for mark in known:
         if mark.key.plan in digests and (units := settle(ledger, witness, mark)) is not None:
             lost.append(f"{mark.key.plan!r} {mark.key.line}: {units}")
-    changed = []
-    for mark in known:
-        count = found.get(mark.key.place)
-        if count is not None and (mark.ahead or count.in_use > mark.reserved):
-            in_use = min(count.in_use, mark.allowed)
-            changed.append(mark._replace(reserved=max(mark.reserved, in_use), ahead=0))
+    changed = [
+        mark._replace(reserved=max(mark.reserved, min(count.in_use, mark.allowed)), ahead=0)
+        for mark in known
+        if (count := found.get(mark.key.place)) and (mark.ahead or count.in_use > mark.reserved)
+    ]
     if changed:
         witness.write(changed)
     if about.get("place") != place:
@@ -250,12 +253,15 @@ def settle(ledger: Database, witness: Witness, mark: Mark) -> int | None:
         if not ledger.is_sqlite:
             connection.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
         plan_id = sa.select(plans.c.id).where(plans.c.name == key.plan).scalar_subquery()
-        row = sa.select(counters.c.id).where(
-            counters.c.plan_id == plan_id,
-            counters.c.line == key.line,
-            counters.c.principal == key.principal,
-        )
-        connection.execute(row.with_for_update()).all()  # no charge until the end
+        connection.execute(  # no charge until the end
+            sa.select(counters.c.id)
+            .where(
+                counters.c.plan_id == plan_id,
+                counters.c.line == key.line,
+                counters.c.principal == key.principal,
+            )
+            .with_for_update()
+        ).all()
         count = counts(connection, key).get(key.place)
         if count is None:
             raise rolled_back(key)
@@ -361,7 +367,13 @@ class Permits:
                 with contextlib.suppress(LedgerError):  # they then stay reserved
                     self.witness.give_back(counter.key, surplus)
 
-    def swap(self, key: CounterKey, before: str, after: str, counts: tuple[int, int]) -> tuple[Mark, Mark]:
+    def swap(
+        self,
+        key: CounterKey,
+        before: str,
+        after: str,
+        counts: tuple[int, int],
+    ) -> tuple[Mark, Mark]:
         """`Witness.swap`, while this process is there."""
         with self._here():
             return self.witness.swap(key, before, after, counts)

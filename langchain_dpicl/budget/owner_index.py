@@ -136,15 +136,21 @@ class OwnerIndex:
         """The positions by the owners' numbers in a store, for numbers below ``count`` at least."""
         known = self._by_number.get(store, np.empty(0, np.int64))
         if len(known) < count or store not in self._by_number:
-            more = max(count, 2 * len(known)) - len(known)
-            known = np.concatenate([known, np.full(more, UNKNOWN, np.int64)])
+            size = max(count, 2 * len(known))
+            known = np.concatenate([known, np.full(size - len(known), UNKNOWN, np.int64)])
             self._by_number[store] = known
         return known
 
     # -- within a charge's transaction --------------------------------------------------------------------------------
 
     def positions(
-        self, connection: Connection, eligible: Sequence[EligibleOwners], size: int, marks: str, *, first: bool
+        self,
+        connection: Connection,
+        eligible: Sequence[EligibleOwners],
+        size: int,
+        marks: str,
+        *,
+        first: bool,
     ) -> tuple[list[NDArray[np.int64]], int, str]:
         """The positions of every query's owners; an owner without one gets the next, with all its tickets.
 
@@ -173,21 +179,22 @@ class OwnerIndex:
             if any(q.epoch != self._epoch or (q.new and q.changes != self._changes) for q in eligible):
                 raise OwnersChanged
             known = len(self._marks) // MARK
-            fresh = [m for m in wanted if m not in self._position_of and _hold_of(m) not in self._position_of]
+            fresh = [mark for mark in wanted if self._position_of.keys().isdisjoint((mark, _hold_of(mark)))]
             given = {mark: known + i for i, mark in enumerate(fresh)}
+            added = b"".join(fresh)
             if fresh:
-                row = {"plan_id": self._plan_id, "start": known, "marks": b"".join(fresh)}
-                connection.execute(sa.insert(owner_marks).values(row))
+                connection.execute(sa.insert(owner_marks).values(plan_id=self._plan_id, start=known, marks=added))
                 connection.execute(sa.update(owner_index).where(self._here).values(size=known + len(fresh)))
+            after = _hash(self._marks + added) if fresh else str(self._hash_of_first(known))
             found = []
             for query in eligible:
-                positions, by_number = query.positions.copy(), self._numbered(query.store, 0)
+                positions = query.positions.copy()
+                by_number = self._numbered(query.store, 0)
                 for place, mark in query.new.items():
                     positions[place] = self._position_of.get(mark, given.get(mark, UNKNOWN))
                     if mark in self._position_of:
                         by_number[query.owners[place]] = positions[place]
                 found.append(positions)
-            after = _hash(self._marks + b"".join(fresh)) if fresh else str(self._hash_of_first(known))
         return found, known + len(fresh), after
 
     def _hold(self, connection: Connection) -> None:
@@ -195,7 +202,7 @@ class OwnerIndex:
         connection.execute(sa.select(owner_index.c.size).where(self._here).with_for_update())
 
     def _header(self, connection: Connection) -> Any:
-        """How many entries there are, and how many were changed since."""
+        """The numbers of entries (``size``) and of owners who were forgotten (``changes``)."""
         row = connection.execute(sa.select(owner_index.c.size, owner_index.c.changes).where(self._here)).one_or_none()
         if row is None:
             raise LedgerError(LOST)
@@ -214,7 +221,8 @@ class OwnerIndex:
 
         `LedgerError` if rows are lost, or if the first ``size`` marks have another hash than ``marks``.
         """
-        header, before = self._header(connection), self._marks
+        header = self._header(connection)
+        before = self._marks
         if header.changes == self._changes and self._learn(connection, header, size, marks):
             return
         is_older = header.size * MARK < len(before) or header.changes < self._changes
@@ -229,12 +237,16 @@ class OwnerIndex:
             self._epoch += 1
 
     def _learn(self, connection: Connection, header: Any, size: int, marks: str | None) -> bool:
-        """Read the marks behind those that this process knows; whether all are there, each once."""
+        """Read the marks behind those that this process knows. True if all are there, each once."""
         known = len(self._marks) // MARK
         self._changes = header.changes
         if header.size > known:
-            first, pieces = owner_marks.c.start, [self._marks]
-            query = sa.select(first, owner_marks.c.marks).where(self._pieces, first >= known).order_by(first)
+            pieces = [self._marks]
+            query = (
+                sa.select(owner_marks.c.start, owner_marks.c.marks)
+                .where(self._pieces, owner_marks.c.start >= known)
+                .order_by(owner_marks.c.start)
+            )
             for start, found in connection.execute(query).all():
                 piece = stored_bytes(found)
                 if start != known or not piece or len(piece) % MARK:
@@ -252,45 +264,62 @@ class OwnerIndex:
     # -- forgetting, and looking --------------------------------------------------------------------------------------
 
     def leave(self, mark: bytes) -> Callable[[], object]:
-        """Before a store lets an owner go: overwrite its mark, for good, and hold it back. Call the answer when no
-        store holds the owner any more.
+        """Overwrite an owner's mark, for good, and hold it back, before a store lets the owner go.
 
-        Every process reads the index again when it next meets an owner whom it does not know.
+        Call the answer when no store holds the owner any more. Every process reads the index again when it next meets
+        an owner whom it does not know.
         """
         hold = _hold_of(mark)
         place = self._ledger.run(partial(self._replace, marks=(mark, hold), new=hold))
         return partial(self._ledger.run, partial(self._replace, marks=(hold,), at=place))
 
     def _replace(
-        self, connection: Connection, marks: tuple[bytes, ...], new: bytes = b"", at: int | None = None
+        self,
+        connection: Connection,
+        marks: tuple[bytes, ...],
+        new: bytes = b"",
+        at: int | None = None,
     ) -> int:
         """Overwrite these marks, as far as they are there (``at`` this position), and append a new one: its position.
 
         Counts a change.
         """
-        of_plan = sa.select(counters.c.id).where(counters.c.plan_id == self._plan_id)
-        rows = sa.select(usage.c.counter_id, usage.c.owners, usage.c.marks).where(usage.c.counter_id.in_(of_plan))
-        rows = rows.order_by(usage.c.counter_id).with_for_update()
+        rows = (
+            sa.select(usage.c.counter_id, usage.c.owners, usage.c.marks)
+            .where(usage.c.counter_id.in_(sa.select(counters.c.id).where(counters.c.plan_id == self._plan_id)))
+            .order_by(usage.c.counter_id)
+            .with_for_update()
+        )
         connection.execute(rows).all()  # first, as a charge does; again below, for counters that came meanwhile
         self._hold(connection)
         with self._lock:
             self._read(connection)
-            places, old = [self._position_of.get(mark) for mark in marks], self._marks
+            places = [self._position_of[mark] for mark in marks if mark in self._position_of]
+            old = self._marks
             size = len(old) // MARK
-            for position in [place for place in places if place is not None and at in (None, place)]:
+            for position in [place for place in places if at in (None, place)]:
                 self._reset()
                 self._read(connection)
                 if self._marks != old:
                     self._forget_all()
                     raise LedgerError(LOST)
                 self._overwrite(connection, rows, old, position)
-        header = {"changes": owner_index.c.changes + 1, "size": size + len(new) // MARK}
         if new:
             connection.execute(sa.insert(owner_marks).values(plan_id=self._plan_id, start=size, marks=new))
-        connection.execute(sa.update(owner_index).where(self._here).values(header))
+        connection.execute(
+            sa.update(owner_index)
+            .where(self._here)
+            .values(changes=owner_index.c.changes + 1, size=size + len(new) // MARK)
+        )
         return size
 
-    def _overwrite(self, connection: Connection, rows: sa.Select[Any], old: bytes, position: int) -> None:
+    def _overwrite(
+        self,
+        connection: Connection,
+        rows: sa.Select[Any],
+        old: bytes,
+        position: int,
+    ) -> None:
         """Put zeros at a position of the ``old`` marks, and write the counters' hashes (``rows``) anew."""
         new = old[: position * MARK] + _NOBODY + old[(position + 1) * MARK :]
         start = owner_marks.c.start
@@ -300,8 +329,9 @@ class OwnerIndex:
         connection.execute(sa.update(owner_marks).where(self._pieces, start == row.start).values(marks=piece))
         for counter_id, owners, marks in connection.execute(rows).all():
             if owners > position and _hash(old[: owners * MARK]) == marks:  # else it was wrong before
-                change = sa.update(usage).where(usage.c.counter_id == counter_id)
-                connection.execute(change.values(marks=_hash(new[: owners * MARK])))
+                connection.execute(
+                    sa.update(usage).where(usage.c.counter_id == counter_id).values(marks=_hash(new[: owners * MARK]))
+                )
 
     def mend(self, connection: Connection) -> None:
         """Empty an index that cannot be read: for `upkeep.recover`, which then takes away all tickets."""
@@ -312,7 +342,12 @@ class OwnerIndex:
             connection.execute(sa.delete(owner_index).where(self._here))
             connection.execute(sa.insert(owner_index).values(plan_id=self._plan_id, size=0))
 
-    def taken(self, connection: Connection, size: int = 0, marks: str | None = None) -> NDArray[np.int64]:
+    def taken(
+        self,
+        connection: Connection,
+        size: int = 0,
+        marks: str | None = None,
+    ) -> NDArray[np.int64]:
         """The positions of owners who are not forgotten. `LedgerError` if the first marks are others. Private."""
         with self._lock:
             self._read(connection, size, marks)
@@ -320,7 +355,11 @@ class OwnerIndex:
 
 
 def leaving(
-    ledger: StoredLedger, index: OwnerIndex, plan_id: int, keys: Sequence[bytes], mark_of: MarkOf
+    ledger: StoredLedger,
+    index: OwnerIndex,
+    plan_id: int,
+    keys: Sequence[bytes],
+    mark_of: MarkOf,
 ) -> Callable[[], object] | None:
     """Let an owner leave a plan: `OwnerIndex.leave` of its mark. None if the plan's key is not at hand."""
     key = ledger.owner_key(plan_id, keys)
@@ -330,7 +369,7 @@ def leaving(
 
 
 def _hold_of(mark: bytes) -> bytes:
-    """What stands for a mark while its owner is being forgotten: its complement."""
+    """The complement of a mark, which is in its place while its owner is being forgotten."""
     return mark.translate(_COMPLEMENT)
 
 
@@ -338,8 +377,7 @@ def _hash(marks: bytes) -> str:
     return hashlib.blake2b(marks, digest_size=16).hexdigest()
 
 
-EMPTY = _hash(b"")
-"""The hash of no marks."""
+EMPTY = _hash(b"")  # of no marks
 
 
 def stored_bytes(found: object) -> bytes:

@@ -32,13 +32,14 @@ class OwnerKeyFile:
     """
 
     def __init__(
-        self, ledger: str | None, given: str | os.PathLike[str] | None, *, ends_with_process: bool = False
+        self,
+        ledger: str | None,
+        given: str | os.PathLike[str] | None,
+        *,
+        ends_with_process: bool = False,
     ) -> None:
-        self.path: Path | None = None
-        if given is not None:
-            self.path = path_of("key_file", given)
-        elif ledger is not None:
-            self.path = Path(f"{ledger}.key")
+        beside = None if ledger is None else Path(f"{ledger}.key")
+        self.path = beside if given is None else path_of("key_file", given)
         self._in_memory = secrets.token_bytes(KEY) if ends_with_process and self.path is None else None
 
     def make(self) -> bytes:
@@ -49,8 +50,11 @@ class OwnerKeyFile:
         path = self.path
         problem = ""
         if path is None and self._in_memory is None:
-            bound = "a path: a store in memory has no place for the key of its owners, and this ledger is no file"
-            raise InvalidParameter("key_file", None, bound)
+            raise InvalidParameter(
+                "key_file",
+                None,
+                "a path: a store in memory has no place for the key of its owners, and this ledger is no file",
+            )
         if path is not None and not path.exists():
             try:
                 with contextlib.suppress(FileExistsError), replacing(path, is_new=True) as file:

@@ -55,9 +55,7 @@ class ChargeRequest:
     @property
     def keys(self) -> list[Hashable]:
         """The key of each entry: the query, or its place if it is never replayed. Equal keys share a charge."""
-        if not self.replay:
-            return [*range(len(self.queries))]
-        return [place if query is None else query for place, query in enumerate(self.queries)]
+        return [query if query is not None and self.replay else place for place, query in enumerate(self.queries)]
 
     @property
     def names(self) -> set[str]:

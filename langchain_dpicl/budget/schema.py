@@ -166,7 +166,7 @@ usage_rows = sa.Table(
 usage_counts = sa.Table("dpicl_usage_counts", metadata, _id("counter_id"), _bytes("counts"))
 
 in_use: sa.ColumnElement[int] = counters.c.spent - counters.c.returned
-"""What a counter counts against its allowance."""
+"""The units of a counter that count against its allowance."""
 
 
 def hashed(*pieces: bytes) -> str:
@@ -193,14 +193,6 @@ def read_meta(connection: Connection, name: str) -> str | None:
     """A value that was made with the ledger: "identity" (a random name), "query_key" (in hexadecimal), or
     "schema_version"."""
     return connection.scalar(sa.select(meta.c.value).where(meta.c.key == name))
-
-
-def key_of(connection: Connection, name: str) -> bytes:
-    """A random key that was made with the ledger: "query_key"."""
-    found = read_meta(connection, name)
-    if found is None:
-        raise LedgerError(f"the ledger has lost its keys; {ADVICE}")
-    return bytes.fromhex(found)
 
 
 def wait_for_others(connection: Connection) -> None:

@@ -123,20 +123,23 @@ class StoredLedger(Database):
         """Freeze a plan under a name; if another worker was first, return that one's plan."""
 
         def insert(connection: Connection) -> StoredPlan:
-            version = sa.select(schema.meta).where(schema.meta.c.key == "schema_version")
-            connection.execute(version.with_for_update())  # workers that freeze plans at once do it one after the other
+            # Workers that freeze plans at once do it one after the other.
+            connection.execute(sa.select(schema.meta).where(schema.meta.c.key == "schema_version").with_for_update())
             stored = sa.select(plans).where(plans.c.name == name)
             if connection.execute(stored).one_or_none() is None:
-                new = sa.insert(plans).values(
-                    name=name,
-                    content=content,
-                    digest=digest,
-                    created=schema.utc_now(),
-                    scope=scope,
-                    tickets=int(tickets),
-                )
                 connection.execute(sa.delete(schema.removed).where(schema.removed.c.name == name))
-                plan_id = connection.scalar(new.returning(plans.c.id))
+                plan_id = connection.scalar(
+                    sa.insert(plans)
+                    .values(
+                        name=name,
+                        content=content,
+                        digest=digest,
+                        created=schema.utc_now(),
+                        scope=scope,
+                        tickets=int(tickets),
+                    )
+                    .returning(plans.c.id)
+                )
                 for line, limit in allowed.items():
                     connection.execute(sa.insert(counters).values(plan_id=plan_id, line=line, allowed=limit, spent=0))
                 if tickets:
@@ -168,20 +171,18 @@ class StoredLedger(Database):
     @transaction("read")
     def has_spent(self, connection: Connection, plan: StoredPlan) -> bool:
         """True if anything was ever charged on a plan, or counts as charged."""
-        spent = sa.select(counters.c.id).where(counters.c.plan_id == plan.id, counters.c.spent > 0)
-        return connection.scalar(spent.limit(1)) is not None
+        spent = sa.select(counters.c.id).where(counters.c.plan_id == plan.id, counters.c.spent > 0).limit(1)
+        return connection.scalar(spent) is not None
 
     @transaction("read")
     def has_key(self, connection: Connection, plan_id: int) -> bool:
         """True if a plan whose owners pay has chosen its key."""
-        here = sa.select(owner_index.c.key_id).where(owner_index.c.plan_id == plan_id)
-        return bool(connection.scalar(here))
+        return bool(connection.scalar(sa.select(owner_index.c.key_id).where(owner_index.c.plan_id == plan_id)))
 
     @transaction("read")
     def others(self, connection: Connection) -> tuple[OpenedBudget, ...]:
         """The budgets that stores remember beside this ledger's, in whatever ledger."""
-        table = schema.others
-        columns = [table.c[name] for name in ("ledger", "url", "name", "epsilon", "delta")]
+        columns = [schema.others.c[name] for name in ("ledger", "url", "name", "epsilon", "delta")]
         return tuple(OpenedBudget(*row) for row in connection.execute(sa.select(*columns)))
 
     def note_others(self, found: Sequence[OpenedBudget]) -> None:
@@ -192,8 +193,7 @@ class StoredLedger(Database):
 
         def write(connection: Connection) -> None:
             for each in news:
-                old = sa.delete(table).where(table.c.ledger == each.ledger, table.c.name == each.name)
-                connection.execute(old)
+                connection.execute(sa.delete(table).where(table.c.ledger == each.ledger, table.c.name == each.name))
                 insert(connection, table, asdict(each))
 
         if news:
@@ -230,7 +230,10 @@ class StoredLedger(Database):
     @transaction("read")
     def key(self, connection: Connection, name: str) -> bytes:
         """A random key that was made with the ledger: "query_key"."""
-        return schema.key_of(connection, name)
+        found = schema.read_meta(connection, name)
+        if found is None:
+            raise LedgerError(f"the ledger has lost its keys; {schema.ADVICE}")
+        return bytes.fromhex(found)
 
     @property
     def identity(self) -> str:
@@ -253,13 +256,24 @@ class StoredLedger(Database):
     # -- charges ------------------------------------------------------------------------------------------------------
 
     @transaction("read")
-    def claims(self, connection: Connection, account: Account, wanted: Sequence[str]) -> tuple[dict[str, Claim], int]:
+    def claims(
+        self,
+        connection: Connection,
+        account: Account,
+        wanted: Sequence[str],
+    ) -> tuple[dict[str, Claim], int]:
         """The latest claims on these queries, and what the account's line has in use. A charge checks both again."""
         (spent,) = direct(connection, _IN_USE, account._asdict()).fetchone()
         return schema.claims_of(connection, account, wanted), int(spent or 0)
 
     @transaction("read")
-    def open_charge(self, connection: Connection, account: Account, query: str, others: bool) -> Charge | None:
+    def open_charge(
+        self,
+        connection: Connection,
+        account: Account,
+        query: str,
+        others: bool,
+    ) -> Charge | None:
         """The latest charge for this query, if nobody has answered it or given it up. ``others`` are as of now.
 
         Its ``spent`` is all that is in use on the line now: at least as much as when it was made.
@@ -289,25 +303,30 @@ class StoredLedger(Database):
     def steps(self, connection: Connection, charge: Charge) -> list[str]:
         """The contents that the steps of a charge have released, in their order."""
         table = schema.steps
-        of_charge = sa.and_(table.c.counter_id == charge.counter_id, table.c.number == charge.number)
-        kept = sa.select(table.c.content).where(of_charge).order_by(table.c.step)
+        kept = (
+            sa.select(table.c.content)
+            .where(table.c.counter_id == charge.counter_id, table.c.number == charge.number)
+            .order_by(table.c.step)
+        )
         return [*connection.scalars(kept)]
 
     @transaction("read")
     def receipt(
-        self, connection: Connection, plan_id: int, line: str, number: int, counter_id: int | None = None
+        self,
+        connection: Connection,
+        plan_id: int,
+        line: str,
+        number: int,
+        counter_id: int | None = None,
     ) -> tuple[str, str] | None:
         """The receipt of a release as it was recorded, and its principal. Without a counter: of the shared one."""
+        of_counter = counters.c.principal == "" if counter_id is None else counters.c.id == counter_id
         query = (
             sa.select(charges.c.receipt, counters.c.principal)
             .join(counters, counters.c.id == charges.c.counter_id)
-            .where(counters.c.plan_id == plan_id, counters.c.line == line, charges.c.number == number)
-            .where(charges.c.receipt.is_not(None))
+            .where(counters.c.plan_id == plan_id, counters.c.line == line, of_counter)
+            .where(charges.c.number == number, charges.c.receipt.is_not(None))
         )
-        if counter_id is None:
-            query = query.where(counters.c.principal == "")
-        else:
-            query = query.where(counters.c.id == counter_id)
         row = connection.execute(query).one_or_none()
         if row is None:
             return None
@@ -326,16 +345,24 @@ class StoredLedger(Database):
         return {line: max(spent.get(line, 0) for spent in found.values()) for line in found.get("", {})}
 
     @transaction("read")
-    def by_principal(self, connection: Connection, plan_id: int, *principals: str) -> dict[str, dict[str, int]]:
+    def by_principal(
+        self,
+        connection: Connection,
+        plan_id: int,
+        *principals: str,
+    ) -> dict[str, dict[str, int]]:
         """The releases of these principals, or of all, on each line ("" if all share one).
 
         `LedgerError` if a counter is lower than this process has seen it.
         """
-        query = sa.select(counters.c.principal, counters.c.line, counters.c.spent, in_use)
-        query = query.where(counters.c.plan_id == plan_id).order_by(counters.c.id)
+        query = (
+            sa.select(counters.c.principal, counters.c.line, counters.c.spent, in_use)
+            .where(counters.c.plan_id == plan_id)
+            .order_by(counters.c.id)
+        )
         if principals:
             query = query.where(counters.c.principal.in_(principals))
-        # Before it reads.
+        # Before the counters are read: a later charge only raises them.
         reached = {account: counter.reached for account, counter in self._charged.copy().items()}
         answer: dict[str, dict[str, int]] = {}
         for principal, line, spent, counted in connection.execute(query).all():
@@ -348,8 +375,11 @@ class StoredLedger(Database):
     @transaction("read")
     def counters(self, connection: Connection, plan_id: int, line: str) -> dict[str, int]:
         """The counters of a line that were charged, by principal ("" if all share one)."""
-        of_line = (counters.c.plan_id == plan_id, counters.c.line == line, counters.c.spent > 0)
-        query = sa.select(counters.c.principal, counters.c.id).where(*of_line)
+        query = sa.select(counters.c.principal, counters.c.id).where(
+            counters.c.plan_id == plan_id,
+            counters.c.line == line,
+            counters.c.spent > 0,
+        )
         return dict(sorted(map(tuple, connection.execute(query))))
 
     def history(self, plan_id: int) -> Iterator[ReleaseRow]:
@@ -369,13 +399,21 @@ class StoredLedger(Database):
             rows = self.run(lambda connection: connection.execute(further).all(), "read")  # noqa: B023
 
     @transaction("read")
-    def latest(self, connection: Connection, plan_id: int, principal: str, last: int) -> tuple[list[ReleaseRow], int]:
+    def latest(
+        self,
+        connection: Connection,
+        plan_id: int,
+        principal: str,
+        last: int,
+    ) -> tuple[list[ReleaseRow], int]:
         """The latest releases of one principal, the oldest first, and the number of all.
 
         The principal is "" if all share one counter.
         """
-        lines = sa.select(counters.c.id, counters.c.line)
-        lines = lines.where(counters.c.plan_id == plan_id, counters.c.principal == principal)
+        lines = sa.select(counters.c.id, counters.c.line).where(
+            counters.c.plan_id == plan_id,
+            counters.c.principal == principal,
+        )
         found = []
         total = 0
         for counter, line in connection.execute(lines).all():

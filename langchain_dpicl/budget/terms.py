@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from typing_extensions import TypedDict
 
+from langchain_dpicl.budget.opening import is_behind
 from langchain_dpicl.budget.schema import ADVICE, StoredPlan
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PlanMismatch
@@ -81,16 +82,13 @@ class Policy:
                 raise InvalidParameter(name, value, " or ".join(map(repr, choices)))
         object.__setattr__(self, "replay_patience", checks.real("replay_patience", self.replay_patience, at_least=0.0))
         if self.soft_limit is not None:
-            limit = checks.real("soft_limit", self.soft_limit, above=0.0, at_most=1.0)
-            object.__setattr__(self, "soft_limit", limit)
+            object.__setattr__(self, "soft_limit", checks.real("soft_limit", self.soft_limit, above=0.0, at_most=1.0))
         if self.on_soft_limit is not None and not callable(self.on_soft_limit):
             raise InvalidParameter("on_soft_limit", type(self.on_soft_limit).__name__, "a function of one argument")
 
     def principal(self, principal: str | None) -> str:
         """The key of a request's counter: "" if all callers share one. `InvalidParameter` if no principal is set."""
-        if self.scope == "shared":
-            return ""
-        return _checked(principal, "counts each one's releases")
+        return "" if self.scope == "shared" else _checked(principal, "counts each one's releases")
 
     def caller(self, principal: str | None) -> str:
         """The caller who sees the answer to a request: "" if all callers do. `InvalidParameter` if none is set."""
@@ -101,8 +99,11 @@ class Policy:
 
 def _checked(principal: str | None, reason: str) -> str:
     if not isinstance(principal, str) or not principal or len(principal) > 255:
-        bound = f"the authenticated caller, a string of 1 to 255 characters (see acting_for): this budget {reason}"
-        raise InvalidParameter("principal", principal, bound)
+        raise InvalidParameter(
+            "principal",
+            principal,
+            f"the authenticated caller, a string of 1 to 255 characters (see acting_for): this budget {reason}",
+        )
     return principal
 
 
@@ -119,11 +120,11 @@ class Receipt(TypedDict):
     """The first 16 hex digits of the SHA-256 of the plan's content."""
     line: str
     number: int
-    """Which release of its line this is, from 1; on a line that counts tokens the last of the numbers it charged."""
+    """The release's number on its line, from 1; on a line that counts tokens the last of the numbers it charged."""
     principal: str | None
     """The principal whose releases are counted; None if all callers share one counter."""
     assumption: str
-    """What the guarantee assumes of the callers, in words."""
+    """The guarantee's assumption about the callers, in words."""
     mechanism: str
     """Mechanism and noise, in words."""
     epsilon_spent: float
@@ -134,11 +135,11 @@ class Receipt(TypedDict):
     """Releases (tokens) left on this line just after this charge, less the tokens that it never sampled. None if owners
     pay with tickets: such a line has no end."""
     tokens: int | None
-    """How many tokens it counts for, on a line that counts them."""
+    """The number of tokens that it counts for, on a line that counts them."""
     outcome: str
     """"released", or in words the answer that was given instead."""
     replayed: bool
-    """Whether this is an earlier release's receipt, whose answer was given once more at no cost."""
+    """True if this is an earlier release's receipt, whose answer was given once more at no cost."""
     query: str | None
     """A keyed hash of the query (its text if the deployer keeps queries), if there was one."""
     time: str
@@ -155,9 +156,7 @@ class Replayed:
 
 def release_id(budget: str, line: str, principal: str, counter_id: int, number: int) -> str:
     """The id of a release. It shows a principal's counter instead of its name."""
-    if principal:
-        return f"{budget}:{line}:{counter_id}.{number}"
-    return f"{budget}:{line}:{number}"
+    return f"{budget}:{line}:{counter_id}.{number}" if principal else f"{budget}:{line}:{number}"
 
 
 def parse_release_id(text: str) -> tuple[str, str, int | None, int] | None:
@@ -177,7 +176,12 @@ def read_receipt(text: str, *, replayed: bool = False) -> Receipt:
 # -- queries -----------------------------------------------------------------------------------------------------------
 
 
-def query_id(key: bytes, where: tuple[str, ...], request: Mapping[str, object], variant: str) -> str | None:
+def query_id(
+    key: bytes,
+    where: tuple[str, ...],
+    request: Mapping[str, object],
+    variant: str,
+) -> str | None:
     """The keyed hash by which an equal query is known again, as 64 hex digits.
 
     Two requests have the same hash if and only if they are equal in value AND type (1, "1", True and 1.0 differ), on
@@ -270,8 +274,11 @@ def assumption(scope: str) -> str:
 
 
 class PlanUse(NamedTuple):
-    """A plan of a total: the other ledger that holds it, or None; each line's releases, of whichever principal has
-    spent most of it; and whether anything was charged."""
+    """A plan of a total.
+
+    ``ledger``: the address of another ledger that holds it. ``spent``: each line's releases, by the principal who has
+    spent most of it. ``is_used``: True if anything was charged.
+    """
 
     ledger: str | None
     plan: StoredPlan
@@ -294,6 +301,19 @@ def use_of(ledger: StoredLedger, plan: StoredPlan, url: str | None = None) -> Pl
     return PlanUse(url, plan, ledger.most_spent(plan.id), ledger.has_spent(plan))
 
 
+def elsewhere(budget: OpenedBudget) -> PlanUse | OpenedBudget | None:
+    """A budget of another ledger: its plan with what was spent; itself if nobody can tell; None if it was removed."""
+    found: PlanUse | OpenedBudget | None = budget
+    with contextlib.suppress(LedgerError, InvalidParameter), contextlib.closing(StoredLedger(budget.url)) as ledger:
+        if ledger.identity == budget.ledger and not is_behind(ledger, budget.name):
+            plan = ledger.find_plan(budget.name)
+            if plan is not None:
+                found = use_of(ledger, plan, budget.url)
+            elif ledger.was_removed(budget.name):
+                found = None
+    return found
+
+
 def total(parts: Sequence[PlanUse], promised: Sequence[OpenedBudget] = ()) -> Total:
     """Compose these plans. Of the ``promised`` budgets nobody knows what was spent: all of each counts."""
     shares: list[PlanShare] = []
@@ -308,16 +328,17 @@ def total(parts: Sequence[PlanUse], promised: Sequence[OpenedBudget] = ()) -> To
         schedule += [line.line(line.parameter, most[name]) for name, line in plan.lines.items() if most[name]]
         if any(counts.values()):
             deltas.append(plan.delta)
-        share = PlanShare(
-            name=item.name,
-            plan=item.digest[:16],
-            ledger=ledger,
-            scope=item.scope,
-            epsilon=plan.epsilon,
-            delta=plan.delta,
-            spent=counts,
+        shares.append(
+            PlanShare(
+                name=item.name,
+                plan=item.digest[:16],
+                ledger=ledger,
+                scope=item.scope,
+                epsilon=plan.epsilon,
+                delta=plan.delta,
+                spent=counts,
+            )
         )
-        shares.append(share)
     for budget in promised:
         if budget.epsilon is None or budget.delta is None:
             raise LedgerError(
@@ -325,16 +346,17 @@ def total(parts: Sequence[PlanUse], promised: Sequence[OpenedBudget] = ()) -> To
                 f"{budget.name!r} promised: put it back in its place"
             )
         wholly.append((budget.epsilon, budget.delta))
-        share = PlanShare(
-            name=budget.name,
-            plan="",
-            ledger=budget.url,
-            scope="shared",
-            epsilon=budget.epsilon,
-            delta=budget.delta,
-            spent={},
+        shares.append(
+            PlanShare(
+                name=budget.name,
+                plan="",
+                ledger=budget.url,
+                scope="shared",
+                epsilon=budget.epsilon,
+                delta=budget.delta,
+                spent={},
+            )
         )
-        shares.append(share)
     at = together = 0.0
     if schedule:  # at the largest delta if that gives a finite epsilon, else at the sum of all
         at = max(deltas)
@@ -356,9 +378,8 @@ def total(parts: Sequence[PlanUse], promised: Sequence[OpenedBudget] = ()) -> To
 def _sum(values: Sequence[float]) -> float:
     """The sum, rounded up if adding rounds at all."""
     answer = math.fsum(values)
-    if sum(value != 0.0 for value in values) > 1:
-        answer = math.nextafter(answer, math.inf)
-    return answer
+    is_rounded = sum(value != 0.0 for value in values) > 1
+    return math.nextafter(answer, math.inf) if is_rounded else answer
 
 
 # -- the private report of tickets ------------------------------------------------------------------------------------
@@ -388,7 +409,7 @@ TicketReport = dict[str, dict[str, LineTickets]]
 
 
 def ticket_bins(burnt: Mapping[str, int], tickets: int, most: int) -> list[tuple[int, int, int]]:
-    """Owners by their used tickets: from, to, and how many owners. Private.
+    """The numbers of owners by their used tickets: from, to, and the number. Private.
 
     At most ``most`` bins of one width for owners who have some left, and a last one for owners who have none.
     """

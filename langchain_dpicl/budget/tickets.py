@@ -65,7 +65,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -74,7 +75,15 @@ from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget.database import TryAgain
-from langchain_dpicl.budget.owner_index import EMPTY, LOST, EligibleOwners, OwnerIndex, OwnersChanged, stored_bytes
+from langchain_dpicl.budget.owner_index import (
+    EMPTY,
+    LOST,
+    UNKNOWN,
+    EligibleOwners,
+    OwnerIndex,
+    OwnersChanged,
+    stored_bytes,
+)
 from langchain_dpicl.budget.schema import Charge, counters, hashed, usage, usage_counts, usage_digest, usage_rows
 from langchain_dpicl.budget.terms import WARNING, LineTickets
 from langchain_dpicl.errors import LedgerError, UnsafeConfigurationError
@@ -95,14 +104,16 @@ class Participants:
 
     def take(self) -> Numbers:
         """The owners' numbers. They are not kept."""
-        owners, self._owners = self._owners, None
+        owners = self._owners
+        self._owners = None
         if owners is None:
             raise UnsafeConfigurationError("the owners of a release were taken already")
         return owners
 
     def take_positions(self) -> Numbers | None:
         """The owners' positions, the first time; None from then on."""
-        positions, self._positions = self._positions, None
+        positions = self._positions
+        self._positions = None
         return positions
 
     def __repr__(self) -> str:
@@ -122,12 +133,14 @@ class TicketUsage:
         self._of_counter: dict[int, Usage] = {}
 
     def of(self, counter_id: int) -> Usage:
-        """What this process knows of one counter. Use it with the lock held."""
+        """The usage of one counter, as far as this process knows it. Use it with the lock held."""
         return self._of_counter.setdefault(counter_id, Usage(self.index, self.tickets, counter_id))
 
     def give_back(self, charge: Charge, units: int) -> None:
         """Give ``units`` of a charge back, once, to all who paid it, at this process's next charge: see "Tokens"."""
-        positions = charge.participants.take_positions() if units and charge.participants is not None else None
+        if not units or charge.participants is None:
+            return
+        positions = charge.participants.take_positions()
         if positions is not None:
             with self.lock:
                 self.of(charge.counter_id).unused.append(Unused(positions, units, charge.number))
@@ -138,12 +151,11 @@ class TicketUsage:
             self._of_counter.clear()
 
     def report(self, connection: Connection, counter_id: int) -> LineTickets:
-        """How many owners have used how many tickets of a counter. PRIVATE."""
+        """The numbers of owners by their used tickets of a counter. PRIVATE."""
         with self.lock:
             usage = self.of(counter_id)
             usage.read(connection)
-            positions = self.index.taken(connection)
-            used = grown(usage.used, int(positions.max(initial=-1)) + 1)[positions]
+            used = usage.sums.at(self.index.taken(connection))
         numbers, owners = np.unique(used, return_counts=True)
         without = int((used >= self.tickets).sum())
         return {
@@ -160,28 +172,33 @@ class TicketRule:
     """A `ChargeRule`, the tickets of one charge: every eligible owner of each query pays one for each unit."""
 
     def __init__(self, usage: TicketUsage, eligible: Sequence[EligibleOwners | None]) -> None:
-        self._usage, self._eligible = usage, eligible
+        self._usage = usage
+        self._eligible = eligible
 
     def __call__(
-        self, connection: Connection, charges: Sequence[Charge], places: Sequence[int]
+        self,
+        connection: Connection,
+        charges: Sequence[Charge],
+        places: Sequence[int],
     ) -> tuple[list[Charge], str, str]:
         """Use the tickets, and say in each charge who takes part."""
         eligible = [each for place in places if (each := self._eligible[place]) is not None]
         if len(eligible) < len(places):  # it was answered when we looked, and is not any more
             raise LedgerError("an answer that could be replayed is gone from the ledger: nothing was charged")
-        usage, counter, units = self._usage, charges[0].counter_id, charges[0].units
-        spent = charges[0].number - units
+        first = charges[0]
         try:
-            with usage.lock:
-                paid, before, after = usage.of(counter).use(connection, eligible, units, spent)
+            with self._usage.lock:
+                usage = self._usage.of(first.counter_id)
+                paid, before, after = usage.use(connection, eligible, first.units, first.number - first.units)
         except OwnersChanged:
             raise TryAgain("its owners are forgotten, again and again", self._find_again) from None
-        pairs = zip(charges, paid, strict=True)
-        return [replace(charge, participants=Participants(*who)) for charge, who in pairs], before, after
+        completed = [
+            replace(charge, participants=Participants(*owners)) for charge, owners in zip(charges, paid, strict=True)
+        ]
+        return completed, before, after
 
     def _find_again(self) -> None:
-        index = self._usage.index
-        self._eligible = [None if each is None else index.find(each.store, each.owners) for each in self._eligible]
+        self._eligible = [each and self._usage.index.find(each.store, each.owners) for each in self._eligible]
 
 
 @dataclass(eq=False)
@@ -199,17 +216,35 @@ class Unused:
     charge: int
     row: tuple[int, int, bytes] = (0, 0, b"")
 
+
+SUM_AFTER = 512  # so many usage rows are added up at a time
+CHARGE = 8  # so many bytes of a row that gives back are the number of its charge; the positions follow
+
+
+@dataclass(eq=False)
+class UsageSums:
+    """The first ``number`` usage rows of a counter, added up: the used tickets by position, and the chained hash."""
+
+    used: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    number: int = 0
+    chain: str = ""
+
     @property
-    def number(self) -> int:
-        """Of its row; 0 before the first try."""
-        return self.row[0]
+    def tickets(self) -> int:
+        """The used tickets of all positions."""
+        return int(self.used.sum())
 
+    def at(self, positions: Numbers) -> NDArray[np.int64]:
+        """The used tickets at each of these positions."""
+        return _grown(self.used, positions)[positions]
 
-SUM_AFTER = 512
-"""So many usage rows are added up at a time."""
-
-CHARGE = 8
-"""So many bytes of a row that gives back are the number of its charge; the positions follow."""
+    def add(self, units: int, packed: bytes) -> None:
+        """Add the next row."""
+        positions = _numbers(packed[CHARGE:] if units < 0 else packed)
+        self.used = _grown(self.used, positions)
+        self.used[positions] += units
+        self.number += 1
+        self.chain = hashed(self.chain.encode(), str(self.number).encode(), str(units).encode(), packed)
 
 
 class Usage:
@@ -229,21 +264,18 @@ class Usage:
         self._forget_all()
 
     def _forget_all(self) -> None:
-        self.used: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._row_count = 0
-        self._chain = ""
-        self.unused: list[Unused] = []
-        """What this process gives back with its next charge."""
+        self.sums = UsageSums()
+        self.unused: list[Unused] = []  # this process gives them back with its next charge
 
     def read(self, connection: Connection) -> Any:
         """Learn which tickets were used since; the summary row, or None if nothing was ever charged.
 
         `LedgerError` if rows are lost, or if they are not the ones that the summary was written with.
         """
-        query = sa.select(usage).where(usage.c.counter_id == self._counter_id)
-        row = connection.execute(query.with_for_update()).one_or_none()
+        query = sa.select(usage).where(usage.c.counter_id == self._counter_id).with_for_update()
+        row = connection.execute(query).one_or_none()
         try:
-            if not (self._row_count == 0 if row is None else self._learn(connection, row)):
+            if not self._learn(connection, row):
                 raise LedgerError(LOST)
         except LedgerError:
             self._forget_all()
@@ -251,137 +283,178 @@ class Usage:
         return row
 
     def _learn(self, connection: Connection, row: Any) -> bool:
-        """Read the rows that this process does not know; whether they are those that the summary was written with."""
+        """Read the rows that this process does not know. True if the summary was written with just these rows."""
+        if row is None:
+            return self.sums.number == 0
         digest = usage_digest(row.chain, row.row_count, row.tickets, row.spent, row.lost, row.owners)
-        if row.digest != digest or row.row_count < self._row_count:
+        if row.digest != digest or row.row_count < self.sums.number:
             return False
-        if self._row_count < row.summed:
-            found = sa.select(usage_counts.c.counts).where(usage_counts.c.counter_id == self._counter_id)
-            counts = stored_bytes(connection.scalar(found))
+        if self.sums.number < row.summed:
+            counts = stored_bytes(
+                connection.scalar(
+                    sa.select(usage_counts.c.counts).where(usage_counts.c.counter_id == self._counter_id),
+                )
+            )
             if hashed(counts) != row.sums:
                 return False
-            self.used, self._row_count, self._chain = _numbers(counts), row.summed, row.base
-            self.unused = [each for each in self.unused if not 0 < each.number <= row.summed]
-        if self._row_count < row.row_count:
-            since = sa.and_(usage_rows.c.counter_id == self._counter_id, usage_rows.c.number > self._row_count)
-            for each in connection.execute(sa.select(usage_rows).where(since).order_by(usage_rows.c.number)).all():
-                if each.number != self._row_count + 1:
+            self.sums = UsageSums(_numbers(counts), row.summed, row.base)
+            self.unused = [back for back in self.unused if not 0 < back.row[0] <= row.summed]
+        if self.sums.number < row.row_count:
+            query = (
+                sa.select(usage_rows)
+                .where(usage_rows.c.counter_id == self._counter_id, usage_rows.c.number > self.sums.number)
+                .order_by(usage_rows.c.number)
+            )
+            for each in connection.execute(query).all():
+                if each.number != self.sums.number + 1:
                     return False
                 packed = stored_bytes(each.positions)
-                positions = _numbers(packed[CHARGE:] if each.units < 0 else packed)
-                self.used = grown(self.used, int(positions.max(initial=-1)) + 1)
-                self.used[positions] += each.units
+                self.sums.add(each.units, packed)
                 self.unused = [back for back in self.unused if back.row != (each.number, each.units, packed)]
-                self._chain = _chained(self._chain, each.number, each.units, packed)
-                self._row_count = each.number
-        return (self._row_count, self._chain, int(self.used.sum())) == (row.row_count, row.chain, row.tickets)
+        return (self.sums.number, self.sums.chain, self.sums.tickets) == (row.row_count, row.chain, row.tickets)
 
     def use(
-        self, connection: Connection, eligible: Sequence[EligibleOwners], units: int, spent: int
+        self,
+        connection: Connection,
+        eligible: Sequence[EligibleOwners],
+        units: int,
+        spent: int,
     ) -> tuple[list[tuple[Numbers, Numbers]], str, str]:
-        """Within a charge's transaction: give back what is `unused`, and use ``units`` tickets of every eligible owner
-        who has as many left.
+        """Within a charge's transaction: give back the `unused`, and use ``units`` tickets of every eligible owner.
 
-        Owners who share a position (exemplars of equal content, each its own owner) are one owner: the first of them
-        takes part. ``spent`` is the counter's number before this charge.
+        An owner who has fewer left is left out. Owners who share a position (exemplars of equal content, each its own
+        owner) are one owner: the first of them takes part. ``spent`` is the counter's number before this charge.
 
         Returns the owners who take part in each query, with their positions, and the summary's digests before and
         after the charge. Raises `OwnersChanged`.
         """
         lost = connection.scalar(sa.select(counters.c.lost).where(counters.c.id == self._counter_id)) or 0
         row = self.read(connection)
-        if (spent, lost) != ((row.spent, row.lost) if row is not None else (lost, lost)):
+        last = row or SimpleNamespace(**_first_summary(lost, lost))
+        if (spent, lost) != (last.spent, last.lost):
             raise LedgerError(LOST)
-        if row is not None and self._row_count - row.summed >= SUM_AFTER:
+        if self.sums.number - last.summed >= SUM_AFTER:
             self._sum(connection)
-        size, marks = (0, EMPTY) if row is None else (row.owners, row.marks)
-        found, size, marks = self._index.positions(connection, eligible, size, marks, first=row is None)
-        used, number, chain, total = self.used, self._row_count, self._chain, int(self.used.sum())
-        participants: list[tuple[Numbers, Numbers]] = []
+        found, size, marks = self._index.positions(connection, eligible, last.owners, last.marks, first=row is None)
+        sums = replace(self.sums, used=self.sums.used.copy())
         rows: list[dict[str, object]] = []
 
-        def append(positions: Numbers, units: int, charge: bytes = b"") -> bytes:
-            nonlocal number, chain, total
-            packed = charge + positions.astype("<u4").tobytes()
-            total, number = total + units * len(positions), number + 1
-            chain = _chained(chain, number, units, packed)
-            rows.append({"counter_id": self._counter_id, "number": number, "units": units, "positions": packed})
-            return packed
+        def append(units: int, packed: bytes) -> tuple[int, int, bytes]:
+            sums.add(units, packed)
+            rows.append(
+                {
+                    "counter_id": self._counter_id,
+                    "number": sums.number,
+                    "units": units,
+                    "positions": packed,
+                }
+            )
+            return sums.number, units, packed
 
         for back in self.unused if row is not None else ():
-            used = grown(used.copy(), int(back.positions.max(initial=-1)) + 1)
-            known = back.positions[used[back.positions] >= back.units]  # of others this copy of the ledger says "lost"
-            used[known] -= back.units
-            back.row = (number + 1, -back.units, append(known, -back.units, back.charge.to_bytes(CHARGE, "little")))
+            # An owner with fewer used tickets did not pay on this copy of the ledger, which says "lost".
+            paid = back.positions[sums.at(back.positions) >= back.units]
+            back.row = append(-back.units, back.charge.to_bytes(CHARGE, "little") + _packed(paid))
+        participants: list[tuple[Numbers, Numbers]] = []
         for query, positions in zip(eligible, found, strict=True):
-            distinct, first_of = np.unique(positions, return_index=True)
-            distinct, first_of = (each[distinct >= 0] for each in (distinct, first_of))  # -1: it is being forgotten
-            used = grown(used, int(distinct.max(initial=-1)) + 1)
-            pays = used[distinct] + units <= self._tickets - lost
-            if len(eligible) > 1:  # the next query of this charge sees them used
-                used = used.copy()
-                used[distinct[pays]] += units
-            append(distinct[pays], units)
-            participants.append((np.sort(query.owners[first_of[pays]]), distinct[pays]))
+            known = np.flatnonzero(positions != UNKNOWN)  # the others are being forgotten
+            distinct, first_of = np.unique(positions[known], return_index=True)
+            pays = sums.at(distinct) + units <= self._tickets - lost
+            append(units, _packed(distinct[pays]))
+            participants.append((np.sort(query.owners[known[first_of[pays]]]), distinct[pays]))
         connection.execute(sa.insert(usage_rows), rows)
-        before = row.digest if row is not None else usage_digest(spent=spent, lost=lost)
-        sums = {
-            "row_count": number,
-            "tickets": total,
+        numbers = {
+            "row_count": sums.number,
+            "tickets": sums.tickets,
             "spent": spent + units * len(found),
             "lost": lost,
             "owners": size,
         }
-        values = {**sums, "chain": chain, "marks": marks, "before": before, "digest": usage_digest(chain, **sums)}
+        digest = usage_digest(sums.chain, **numbers)
+        values = {
+            **numbers,
+            "chain": sums.chain,
+            "marks": marks,
+            "before": last.digest,
+            "digest": digest,
+        }
         write_summary(connection, self._counter_id, row is None, values)
-        return participants, before, str(values["digest"])
+        return participants, last.digest, digest
 
     def _sum(self, connection: Connection) -> None:
         """Write the sums of all rows so far, in place of the rows."""
-        counts = self.used.astype("<u4").tobytes()
+        counts = _packed(self.sums.used)
         for table in (usage_counts, usage_rows):  # no row is beyond those that this process has just read
             connection.execute(sa.delete(table).where(table.c.counter_id == self._counter_id))
         connection.execute(sa.insert(usage_counts).values(counter_id=self._counter_id, counts=counts))
-        values = {"summed": self._row_count, "base": self._chain, "sums": hashed(counts)}
-        write_summary(connection, self._counter_id, False, values)
+        write_summary(
+            connection,
+            self._counter_id,
+            False,
+            {"summed": self.sums.number, "base": self.sums.chain, "sums": hashed(counts)},
+        )
 
 
-def write_summary(connection: Connection, counter_id: int, first: bool, values: Mapping[str, object]) -> None:
+def _first_summary(spent: int, lost: int) -> dict[str, object]:
+    """The summary of a counter on which nobody has used a ticket."""
+    digest = usage_digest(spent=spent, lost=lost)
+    return {
+        "row_count": 0,
+        "summed": 0,
+        "tickets": 0,
+        "spent": spent,
+        "lost": lost,
+        "owners": 0,
+        "chain": "",
+        "base": "",
+        "sums": "",
+        "marks": EMPTY,
+        "before": digest,
+        "digest": digest,
+    }
+
+
+def write_summary(
+    connection: Connection,
+    counter_id: int,
+    first: bool,
+    values: Mapping[str, object],
+) -> None:
     """Write some columns of a counter's summary, or its ``first`` one."""
     if first:
-        new = {"counter_id": counter_id, "summed": 0, "base": "", "sums": "", **values}
-        connection.execute(sa.insert(usage).values(new))
+        connection.execute(sa.insert(usage).values({**_first_summary(0, 0), **values, "counter_id": counter_id}))
     else:
         connection.execute(sa.update(usage).where(usage.c.counter_id == counter_id).values(values))
 
 
 def is_whole(connection: Connection, counter_id: int, index: OwnerIndex) -> bool:
-    """Whether all that a ledger says of a counter's tickets was written together: rows of one and the same copy."""
-    query = sa.select(counters.c.spent, counters.c.lost).where(counters.c.id == counter_id)
-    spent, lost = connection.execute(query).one()
+    """True if a counter's tickets in the ledger were all written together: rows of one and the same copy."""
+    spent, lost = _spent_and_lost(connection, counter_id)
     try:
         row = Usage(index, 0, counter_id).read(connection)
         if row is None:
-            return bool(spent == lost)
+            return spent == lost
         index.taken(connection, row.owners, row.marks)
     except LedgerError:
         return False
-    return bool((spent, lost) == (row.spent, row.lost))
+    return (spent, lost) == (row.spent, row.lost)
 
 
 def begin_anew(connection: Connection, counter_id: int) -> None:
     """Remove all usage of a counter on which nobody has a ticket left."""
-    query = sa.select(counters.c.spent, counters.c.lost).where(counters.c.id == counter_id)
-    spent, lost = connection.execute(query).one()
+    first = _first_summary(*_spent_and_lost(connection, counter_id))
     for table in (usage_rows, usage_counts, usage):
         connection.execute(sa.delete(table).where(table.c.counter_id == counter_id))
-    digest = usage_digest(spent=spent, lost=lost)
-    values = {"row_count": 0, "tickets": 0, "spent": spent, "lost": lost, "owners": 0, "chain": "", "marks": EMPTY}
-    write_summary(connection, counter_id, True, {**values, "before": digest, "digest": digest})
+    write_summary(connection, counter_id, True, first)
 
 
-def _chained(chain: str, number: int, units: int, positions: bytes) -> str:
-    return hashed(chain.encode(), str(number).encode(), str(units).encode(), positions)
+def _spent_and_lost(connection: Connection, counter_id: int) -> tuple[int, int]:
+    row = connection.execute(sa.select(counters.c.spent, counters.c.lost).where(counters.c.id == counter_id)).one()
+    return row.spent, row.lost
+
+
+def _packed(numbers: Numbers) -> bytes:
+    return numbers.astype("<u4").tobytes()
 
 
 def _numbers(packed: bytes) -> NDArray[np.int64]:
@@ -390,5 +463,7 @@ def _numbers(packed: bytes) -> NDArray[np.int64]:
     return np.frombuffer(packed, "<u4").astype(np.int64)
 
 
-def grown(counts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    return counts if len(counts) >= size else np.concatenate([counts, np.zeros(size - len(counts), np.int64)])
+def _grown(counts: NDArray[np.int64], positions: Numbers) -> NDArray[np.int64]:
+    """The counts, with zeros after them if these positions lie beyond."""
+    missing = int(positions.max(initial=-1)) + 1 - len(counts)
+    return counts if missing <= 0 else np.concatenate([counts, np.zeros(missing, np.int64)])

@@ -193,7 +193,10 @@ def _differences(connection: Connection, ledger: Database, keys: OwnerKeyFile) -
 
 
 def _owners_key(connection: Connection) -> bytes:
-    return schema.key_of(connection, "fingerprint_key")
+    found = schema.read_meta(connection, "fingerprint_key")
+    if found is None:
+        raise LedgerError(f"the ledger has lost its keys; {ADVICE}")
+    return bytes.fromhex(found)
 
 
 def _keep_key(file: OwnerKeyFile, key: bytes) -> None:

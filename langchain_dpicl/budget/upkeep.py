@@ -19,7 +19,16 @@ from langchain_dpicl.budget.opening import CounterRow, Place, address, counts, l
 from langchain_dpicl.budget.owner_index import KeyMissing, OwnerIndex, leaving
 from langchain_dpicl.budget.schema import StoredPlan, plans, read_meta, usage_digest
 from langchain_dpicl.budget.stored import StoredLedger
-from langchain_dpicl.budget.terms import WARNING, Receipt, Total, assumption, parse_release_id, read_receipt, release_id
+from langchain_dpicl.budget.terms import (
+    WARNING,
+    Receipt,
+    Total,
+    assumption,
+    parse_release_id,
+    plan_of,
+    read_receipt,
+    release_id,
+)
 from langchain_dpicl.budget.tickets import begin_anew, is_whole
 from langchain_dpicl.budget.witness import GIVEN_UP, Mark, Witness
 from langchain_dpicl.errors import InvalidParameter, LedgerError, UnknownOwner
@@ -30,9 +39,10 @@ FIELDS = (
     *("time", "id", "budget", "plan", "line", "principal", "number", "units", "spent", "outcome", "mechanism"),
     *("epsilon_spent", "epsilon", "delta", "remaining", "query", "assumption"),
 )
-"""What `history` says of every release, in this order. Of one that was charged and never answered, some are None.
+"""The fields of every release in `history`, in this order. Some are None if a charge was never answered.
 
-``units`` is what it counts for now: 1, or its tokens. ``spent`` adds them up over its counter, in the order of numbers.
+``units`` is 1, or the tokens that the release counts for now. ``spent`` adds them up over its counter, in the order of
+numbers.
 """
 
 UNANSWERED = "charged, not answered"
@@ -76,10 +86,13 @@ class LedgerReport:
                 else:
                     spent = {who: budget.epsilon_spent(who) for who in budget.principals()}
                     row["epsilon_spent"] = max(spent.values(), default=0.0)
-                    each = {who: {"epsilon_spent": spent[who], "lines": budget.lines(who)} for who in spent}
-                    lines = {} if budget.plan is None else budget.plan.lines
-                    plain = {key: {"count": line.count, "mechanism": line.mechanism} for key, line in lines.items()}
-                    row |= {"principals": each, "lines": plain}
+                    row["principals"] = {
+                        who: {"epsilon_spent": spent[who], "lines": budget.lines(who)} for who in spent
+                    }
+                    row["lines"] = {
+                        name: {"count": line.count, "mechanism": line.mechanism}
+                        for name, line in plan_of(plan).lines.items()
+                    }
                 total = total or budget.total()  # the ledger's: the same from each of them
             budgets.append(row)
         return {"ledger": self._ledger.shown, "budgets": budgets, "total": total}
@@ -91,7 +104,6 @@ class LedgerReport:
             for release in self._ledger.history(plan.id):
                 counter = release.counter_id
                 spent[counter] = spent.get(counter, 0) + release.units
-                receipt = {} if release.receipt is None else dict(read_receipt(release.receipt))
                 known = {
                     "id": release_id(plan.name, release.line, release.principal, counter, release.number),
                     "budget": plan.name,
@@ -101,7 +113,7 @@ class LedgerReport:
                     "number": release.number,
                     "assumption": assumption(plan.scope),
                     "outcome": UNANSWERED,
-                    **receipt,
+                    **read_receipt(release.receipt or "{}"),
                     "time": release.charged,
                     "units": release.units,
                     "spent": spent[counter],
@@ -144,7 +156,7 @@ class Recovered(TypedDict):
 
 
 class Recovery(TypedDict):
-    """What `recover` did."""
+    """The outcome of `recover`."""
 
     ledger: str
     witness: str
@@ -154,7 +166,12 @@ class Recovery(TypedDict):
     """Plans that the witness knows and the ledger lacks: they count as spent, all of them."""
 
 
-def recover(ledger: str, witness: str | os.PathLike[str] | None = None, *, keep_count: bool = False) -> Recovery:
+def recover(
+    ledger: str,
+    witness: str | os.PathLike[str] | None = None,
+    *,
+    keep_count: bool = False,
+) -> Recovery:
     """Count as spent whatever a ledger may lack, and let it be used again.
 
     Parameters
@@ -171,7 +188,7 @@ def recover(ledger: str, witness: str | os.PathLike[str] | None = None, *, keep_
     """
     with ExitStack() as stack:
         reader = stack.enter_context(closing(StoredLedger(ledger)))
-        if reader.path is None and reader.is_sqlite:
+        if reader.is_in_memory:
             raise InvalidParameter("ledger", shown(ledger), "a ledger that is kept: one in memory is gone already")
         own = stack.enter_context(closing(Witness(address(reader, witness), live=True)))
         about = own.about()
@@ -188,23 +205,37 @@ def recover(ledger: str, witness: str | os.PathLike[str] | None = None, *, keep_
         if not own.enter():
             raise LedgerError(f"the ledger {reader.shown!r} is in use: stop every process that uses it first")
         known = {mark.key.place: mark for mark in own.marks()} if had_witness else {}
-        before = reader.run(counts, "read")
+        before = {place: count.in_use for place, count in reader.run(counts, "read").items()}
         reader.run(lambda connection: _lose_all(reader, connection, known, had_witness or keep_count))
         after = reader.run(counts, "read")
         missing = {mark.key.plan for mark in known.values()} - {count.key.plan for count in after.values()}
         own.write(_marks_after(known, after, missing))
         own.note(identity=str(identity), made="yes", place=place_of_ledger(reader))
-        found: list[Recovered] = []
-        for place, count in after.items():
-            plan, line, who, _ = count.key
-            added = count.in_use - (before[place].in_use if place in before else 0)
-            found.append(Recovered(budget=plan, line=line, principal=who or None, spent=count.in_use, added=added))
+        found = [
+            Recovered(
+                budget=count.key.plan,
+                line=count.key.line,
+                principal=count.key.principal or None,
+                spent=count.in_use,
+                added=count.in_use - before.get(place, 0),
+            )
+            for place, count in after.items()
+        ]
         return Recovery(
-            ledger=reader.shown, witness=own.shown, had_witness=had_witness, counters=found, missing=sorted(missing)
+            ledger=reader.shown,
+            witness=own.shown,
+            had_witness=had_witness,
+            counters=found,
+            missing=sorted(missing),
         )
 
 
-def _lose_all(reader: StoredLedger, connection: Connection, known: Mapping[Place, Mark], believe: bool) -> None:
+def _lose_all(
+    reader: StoredLedger,
+    connection: Connection,
+    known: Mapping[Place, Mark],
+    believe: bool,
+) -> None:
     """Count as spent what each counter may lack; everything, unless there are marks to ``believe``.
 
     A counter is torn if its owners pay and its rows are not of one copy. An owner index that cannot be read is emptied.
@@ -216,26 +247,33 @@ def _lose_all(reader: StoredLedger, connection: Connection, known: Mapping[Place
             found.setdefault(place, line.lacking(its_mark.key))
     for place, count in found.items():
         mark = known.get(place)
-        is_other = not believe if mark is None else mark.key.digest != count.key.digest
+        units = 0
+        is_other = mark is not None or not believe
+        if mark is not None and mark.key.digest == count.key.digest:
+            units = mark.reserved - count.in_use
+            is_other = False
         torn = None
         if count.tickets and count.id is not None:
             OwnerIndex(reader, count.plan_id).mend(connection)
             if not is_whole(connection, count.id, OwnerIndex(reader, count.plan_id)):
                 torn = count.id
-        units = mark.reserved - count.in_use if mark is not None else 0
         if is_other or torn is not None:
             everything = count.allowed - count.in_use
             if count.tickets:  # as many as every owner has
                 content = connection.scalar(sa.select(plans.c.content).where(plans.c.id == count.plan_id))
                 everything = int(json.loads(content or "{}")["lines"][count.key.line]["count"])
-            units = everything if is_other else max(units, everything)
+            units = max(units, everything)
         if units > 0:
             lose(connection, count, units)
         if torn is not None:
             begin_anew(connection, torn)
 
 
-def _marks_after(known: Mapping[Place, Mark], after: Mapping[Place, CounterRow], missing: set[str]) -> list[Mark]:
+def _marks_after(
+    known: Mapping[Place, Mark],
+    after: Mapping[Place, CounterRow],
+    missing: set[str],
+) -> list[Mark]:
     """The marks of a recovered ledger. Plans that it lacks are given up: all of them counts as spent."""
     found: list[Mark] = []
     for count in after.values():
@@ -244,7 +282,9 @@ def _marks_after(known: Mapping[Place, Mark], after: Mapping[Place, CounterRow],
     for place, mark in known.items():
         if mark.key.plan in missing:
             gone = mark._replace(reserved=mark.allowed, low=0, ahead=GIVEN_UP)
-            found.append(gone if mark.state is None else gone._replace(before=usage_digest(), state=""))
+            if mark.state is not None:
+                gone = gone._replace(before=usage_digest(), state="")
+            found.append(gone)
         elif place not in after:
             found.append(mark._replace(low=0, ahead=0))
     return found
@@ -254,7 +294,9 @@ def _marks_after(known: Mapping[Place, Mark], after: Mapping[Place, CounterRow],
 
 
 def open_ledgers(
-    store: PrivateStore, urls: Sequence[str], key_file: str | os.PathLike[str] | None = None
+    store: PrivateStore,
+    urls: Sequence[str],
+    key_file: str | os.PathLike[str] | None = None,
 ) -> tuple[list[StoredLedger], list[str]]:
     """These ledgers, those that the store remembers, and the places of the remembered ones that cannot be opened.
 
@@ -279,7 +321,7 @@ def open_ledgers(
 
 
 def forget(store: PrivateStore, owner: str, ledgers: Sequence[StoredLedger]) -> int:
-    """Forget an owner in a store and then in ledgers; returns how many exemplars went.
+    """Forget an owner in a store and then in ledgers, and return the number of forgotten exemplars.
 
     If the store has no such owner, its row leaves the ledgers all the same (a repeated call ends what an interrupted
     one began), and then `UnknownOwner` is raised. An exemplar that was its own owner is known by its content, so its
@@ -290,9 +332,9 @@ def forget(store: PrivateStore, owner: str, ledgers: Sequence[StoredLedger]) -> 
         store.on_owner_forgotten(partial(_leave, ledger, used))
     with suppress(UnknownOwner):
         return store.forget(owner)
-    name = owner.encode("utf-8", "surrogatepass")
     keys = store.mark_keys()
-    ends = [_leave(ledger, used, keys, partial(owner_mark, content=name, named=True)) for ledger in ledgers]
+    mark_of = partial(owner_mark, content=owner.encode("utf-8", "surrogatepass"), named=True)
+    ends = [_leave(ledger, used, keys, mark_of) for ledger in ledgers]
     with suppress(UnknownOwner):
         return store.forget(owner)  # it came meanwhile
     for end in ends:
@@ -301,11 +343,21 @@ def forget(store: PrivateStore, owner: str, ledgers: Sequence[StoredLedger]) -> 
 
 
 def _leave(
-    ledger: StoredLedger, used: Collection[tuple[str, str]], keys: Sequence[bytes], mark_of: MarkOf
+    ledger: StoredLedger,
+    used: Collection[tuple[str, str]],
+    keys: Sequence[bytes],
+    mark_of: MarkOf,
 ) -> Callable[[], None]:
-    """Let an owner leave every plan of a ledger that knows it by one of these keys. `LedgerError` for one that was
-    ``used`` with the store, and whose key is not at hand."""
+    """Let an owner leave every plan of a ledger that knows it by one of these keys.
+
+    `LedgerError` for a plan that was ``used`` with the store, and whose key is not at hand.
+    """
     ends: list[Callable[[], object]] = []
+
+    def end_all() -> None:
+        for end in ends:
+            end()
+
     missing = None
     for plan in ledger.plans():
         if not plan.tickets:
@@ -316,12 +368,6 @@ def _leave(
         elif (ledger.identity, plan.name) in used:
             missing = plan.name
     if missing is not None:
-        for end in ends:
-            end()
+        end_all()
         raise KeyMissing(missing)
-
-    def end_all() -> None:
-        for end in ends:
-            end()
-
     return end_all

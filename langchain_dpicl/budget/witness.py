@@ -299,32 +299,48 @@ class Witness(Database):
         others = max(mark.ahead - mine, 0)
         share = (mark.allowed // 100 - others) // 2  # n processes come to have 1 % / (n + 1) each
         extra = max(0, min(share, (mark.allowed - reserved) // 8, most))
-        new = mark._replace(
-            low=max(mark.low, spent),
-            reserved=reserved + extra,
-            ahead=others + extra,
+        _update(
+            connection,
+            mark._replace(
+                low=max(mark.low, spent),
+                reserved=reserved + extra,
+                ahead=others + extra,
+            ),
         )
-        _update(connection, new)
         return extra
 
     @transaction()
-    def give_back(self, connection: Connection, key: CounterKey, permits: int, ahead: int = 0, low: int = 0) -> None:
+    def give_back(
+        self,
+        connection: Connection,
+        key: CounterKey,
+        permits: int,
+        ahead: int = 0,
+        low: int = 0,
+    ) -> None:
         """Take back ``permits`` that were not used; ``ahead`` of them count as granted ahead.
 
         ``low`` was surely reached.
         """
         mark = _read(connection, key)
         if mark is not None:
-            new = mark._replace(
-                low=max(mark.low, low),
-                reserved=mark.reserved - permits,
-                ahead=max(mark.ahead - ahead, 0),
+            _update(
+                connection,
+                mark._replace(
+                    low=max(mark.low, low),
+                    reserved=mark.reserved - permits,
+                    ahead=max(mark.ahead - ahead, 0),
+                ),
             )
-            _update(connection, new)
 
     @transaction()
     def swap(
-        self, connection: Connection, key: CounterKey, before: str, after: str, counts: tuple[int, int]
+        self,
+        connection: Connection,
+        key: CounterKey,
+        before: str,
+        after: str,
+        counts: tuple[int, int],
     ) -> tuple[Mark, Mark]:
         """Grant one charge whose owners pay, on a copy of the ledger that lacks none.
 

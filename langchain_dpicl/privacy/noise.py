@@ -208,7 +208,8 @@ def choose_exponential(
         raise InvalidParameter("losses", len(losses), "one for each multiplicity")
     _check_weights("multiplicities", multiplicities)
     kept = [i for i, multiplicity in enumerate(multiplicities) if multiplicity]
-    multiplicities, losses = ([each[i] for i in kept] for each in (multiplicities, losses))
+    multiplicities = [multiplicities[i] for i in kept]
+    losses = [losses[i] for i in kept]
     last = len(kept) - 1
     exponent = math.ceil(Fraction(rate) * (max(losses) - min(losses)))
 

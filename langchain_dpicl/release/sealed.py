@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, overload
@@ -254,8 +253,10 @@ class SealedRelease(AnyRelease[T]):
         """True if the caller has doubt about the members: from a release or, if releases do not tell, from time."""
         if not self.ensemble.has_member:
             return False
-        seconds = math.inf if self._tells(request) else _PROOF_SECONDS
-        return self.ensemble.doubts.of(request.caller).is_due(seconds)
+        doubt = self.ensemble.doubts.of(request.caller)
+        if not doubt.is_due(_PROOF_SECONDS):
+            return False
+        return doubt.suspected or not self._tells(request)
 
     def _tells(self, request: Request) -> bool:
         """True if a release shows that the members fail."""
