@@ -250,7 +250,7 @@ class PrivacyPlan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the content, as hex. A ledger compares it."""
+        """SHA-256 of the content, as hex: the name by which a ledger knows the plan from then on."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 

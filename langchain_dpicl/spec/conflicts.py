@@ -34,7 +34,7 @@ def conflicts(values: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, st
             yield "", "leave out server.input_key: the head's file has it"
         for limit in sorted({"max_concurrency", "timeout"} & parts["model"].keys()):
             yield "", f"leave out model.{limit}: no member is called beside a head"
-    kind = parts["release"].get("kind")
+    kind = kind_of(values)
     if kind in RENAMED:
         yield "release.kind", renamed(kind)
     needs_no_model = kind in SECTIONS and SECTIONS[kind].task == "none"
@@ -51,6 +51,13 @@ def conflicts(values: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, st
                 continue  # it keeps the embeddings of the data, and is made at first
             if isinstance(name, str) and not (folder / Path(name)).exists():
                 yield f"{section}.{field}", f"there is no {name!r} (paths are relative to the configuration)"
+
+
+def kind_of(values: Mapping[str, Any]) -> str:
+    """Return the release's kind as it is given; "" if it is no text."""
+    release = values.get("release")
+    kind = release.get("kind") if isinstance(release, Mapping) else None
+    return kind if isinstance(kind, str) else ""
 
 
 def renamed(kind: str) -> str:

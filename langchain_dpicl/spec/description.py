@@ -15,7 +15,7 @@ from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.budget.terms import Replay
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.selection import PoissonExampleSelector
-from langchain_dpicl.spec.conflicts import conflicts
+from langchain_dpicl.spec.conflicts import conflicts, kind_of
 from langchain_dpicl.spec.releases import RENAMED, AnyRelease, DocumentsSection
 from langchain_dpicl.spec.signatures import Count, Section, section_from
 from langchain_dpicl.spec.sources import HeadSection, ModelSection, StoreSection
@@ -155,9 +155,9 @@ M = TypeVar("M", bound=Spec)
 def checked(made_by: type[M], values: Mapping[str, Any], folder: Path) -> tuple[M | None, list[tuple[str, str]]]:
     """Return the description, or None with all mistakes: of each its place, and words that show no value."""
     mistakes = list(conflicts(values, folder))
-    release = values.get("release")
-    if isinstance(release, Mapping) and release.get("kind") in RENAMED:  # its other mistakes are told, too
-        values = {**values, "release": {**release, "kind": RENAMED[release["kind"]]}}
+    kind = kind_of(values)
+    if kind in RENAMED:  # its other mistakes are told, too
+        values = {**values, "release": {**values["release"], "kind": RENAMED[kind]}}
     try:
         made = made_by.model_validate({**values, "folder": folder}, context=folder)
     except ValidationError as error:

@@ -158,7 +158,8 @@ def test_who_hangs_up_leaves_spent_what_every_near_owner_paid(name: str, rudely:
 
 def test_who_hangs_up_before_the_first_piece_has_paid_too(served: Served) -> None:
     connection = asked(served, "dave", "slow and left at once 0")
-    until(lambda: "left at once" in (served.folder / "drawn").read_text())
+    drawn = served.folder / "drawn"
+    until(lambda: drawn.exists() and "left at once" in drawn.read_text())
     hang_up(connection, rudely=True)
     time.sleep(1.0)
     assert len(shown(served, "slow and left at once 0")) < TOKENS

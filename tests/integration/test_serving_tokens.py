@@ -109,7 +109,8 @@ def test_a_piece_arrives_when_it_is_drawn(served: Served) -> None:
     *rest, last = pieces
     assert "".join(piece["answer"] for piece in rest) == WORD[1:]
     assert last["receipt"]["outcome"] == "released"
-    assert drawn(served, "slow pieces") == TOKENS
+    asked = drawn(served, "slow pieces") - TOKENS
+    assert asked in (0, 1), "a server that is asked for the first time asks a public question, of one token"
 
 
 def test_errors_have_their_status_in_a_stream_too(served: Served) -> None:

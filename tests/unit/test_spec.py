@@ -19,7 +19,7 @@ from langchain_dpicl.aggregators import KINDS
 from langchain_dpicl.errors import InvalidConfiguration
 from langchain_dpicl.members.chains import ModelChoice, Wording
 from langchain_dpicl.serving.config import read
-from langchain_dpicl.spec import SECTIONS
+from langchain_dpicl.spec import SECTIONS, Spec, checked
 from langchain_dpicl.spec.conflicts import RENAMED
 from langchain_dpicl.spec.description import BudgetSection, SelectorSection
 from langchain_dpicl.spec.releases import section_of
@@ -188,3 +188,15 @@ def test_public_texts_as_a_prior_set_the_models_scores_right(
     _, aggregator = made.parts(ModelChoice(), WORDS)
     assert isinstance(aggregator._chain, Runnable)
     assert asked == ["one", "two"]
+
+
+@pytest.mark.parametrize("kind", [["vote"], {"vote": 1}, None, 3, True, "nope"])
+def test_a_kind_that_is_none_is_told_with_all_other_mistakes(kind: object, tmp_path: Path) -> None:
+    values = {
+        "store": {"data": str(tmp_path / "nothing.jsonl")},
+        "release": {"kind": kind, "labels": ["a", "b"]},
+        "budget": {"epsilon": 0, "delta": 1e-5, "releases": 5},
+    }
+    made, mistakes = checked(Spec, values, tmp_path)
+    assert made is None
+    assert [place for place, _ in mistakes] == ["release", "budget.epsilon", "store.data"]
