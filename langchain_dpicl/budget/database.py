@@ -101,8 +101,8 @@ def transaction(
     return decorate
 
 
-_this_process = object()
-"""Another object in a child of a fork. A process number would not do: a system uses it again."""
+_forks_behind = 0
+"""The forks between the first process and this one: beside its number, as a system uses numbers again."""
 
 
 class OwnLock:
@@ -110,10 +110,10 @@ class OwnLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._process = _this_process
+        self._process = (os.getpid(), _forks_behind)
 
     def __enter__(self) -> None:
-        if self._process is not _this_process:
+        if self._process != (os.getpid(), _forks_behind):
             raise LedgerError(_FORKED)
         self._lock.acquire()
 
@@ -135,7 +135,7 @@ class Database(Accounting):
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.is_in_memory = self.is_sqlite and self.path is None  # it ends with this process
         self.opened = False  # True once it worked: a lost connection is tried again from then on
-        self._process = _this_process
+        self._process = (os.getpid(), _forks_behind)
         # SQLite's writers wait for each other by looking again now and then; those of one process need not.
         self._writers: Any = threading.RLock() if self.is_sqlite else contextlib.nullcontext()
         self._gate = threading.RLock()  # held while the process forks
@@ -297,7 +297,7 @@ class Database(Accounting):
 
         `LedgerError` if the connections are its parent's.
         """
-        if self._process is not _this_process:
+        if self._process != (os.getpid(), _forks_behind):
             raise LedgerError(_FORKED)
         with self._gate:
             self._busy.append(None)
@@ -309,7 +309,7 @@ class Database(Accounting):
     @property
     def inherited(self) -> bool:
         """True if it was opened before this process was forked."""
-        return self._process is not _this_process
+        return self._process != (os.getpid(), _forks_behind)
 
     def close(self) -> None:
         """Close the connections, unless they are the parent's."""
@@ -410,8 +410,8 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _this_process
-    _this_process = object()
+    global _forks_behind
+    _forks_behind += 1
     for database in list(_open_databases):
         database.close()  # its connections are the parent's and stay; a witness lets go of its lock
     _after_fork()
