@@ -155,7 +155,7 @@ def test_one_owner_in_each_call_is_a_pass_of_its_own(
         (["--queries", "-5", "--calibrate-on", "8"], "queries=-5 is not allowed"),
         (["--calibrate-on", "-1"], "calibrate_on=-1 is not allowed: a whole number >= 0"),
         (["--calibrate-on", "8"], "calibrate_on=8 is not allowed: a whole number >= 0 and <= 7"),
-        (["--method", "ptr"], "methods='ptr' is not allowed: of vote, label-vote, head for sst2"),
+        (["--method", "ptr"], "methods='ptr' is not allowed: of vote, label-vote, head, top-k for sst2"),
         (["--vary", "rate=1,2"], "vary='rate' is not allowed: one of members, releases, shots, fits"),
         (["--vary", "members"], "--vary='members' is not allowed: of the form NAME=VALUE"),
         (["--vary", "members=few"], "whole numbers, separated by commas"),
