@@ -195,6 +195,14 @@ def read_meta(connection: Connection, name: str) -> str | None:
     return connection.scalar(sa.select(meta.c.value).where(meta.c.key == name))
 
 
+def key_of(connection: Connection, name: str) -> bytes:
+    """Return a random key that was made with the ledger. Raises `LedgerError` if it is lost."""
+    found = read_meta(connection, name)
+    if found is None:
+        raise LedgerError(f"the ledger has lost its keys; {ADVICE}")
+    return bytes.fromhex(found)
+
+
 def wait_for_others(connection: Connection) -> None:
     """Wait for other workers that make or change the tables, until the transaction ends."""
     if connection.dialect.name == "postgresql":

@@ -230,10 +230,7 @@ class StoredLedger(Database):
     @transaction("read")
     def key(self, connection: Connection, name: str) -> bytes:
         """A random key that was made with the ledger: "query_key"."""
-        found = schema.read_meta(connection, name)
-        if found is None:
-            raise LedgerError(f"the ledger has lost its keys; {schema.ADVICE}")
-        return bytes.fromhex(found)
+        return schema.key_of(connection, name)
 
     @property
     def identity(self) -> str:

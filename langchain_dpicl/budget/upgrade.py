@@ -193,10 +193,7 @@ def _differences(connection: Connection, ledger: Database, keys: OwnerKeyFile) -
 
 
 def _owners_key(connection: Connection) -> bytes:
-    found = schema.read_meta(connection, "fingerprint_key")
-    if found is None:
-        raise LedgerError(f"the ledger has lost its keys; {ADVICE}")
-    return bytes.fromhex(found)
+    return schema.key_of(connection, "fingerprint_key")
 
 
 def _keep_key(file: OwnerKeyFile, key: bytes) -> None:
