@@ -141,7 +141,7 @@ def _value(options: argparse.Namespace, option: str, field: FieldInfo) -> Any:
         return [part.strip() for part in text.split(",")] if "," in text else text
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # such as a date that is none
         return text
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
-import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,15 +18,6 @@ from langchain_dpicl.errors import InvalidConfiguration, InvalidParameter
 
 if TYPE_CHECKING:
     from langchain_dpicl.budget.upgrade import LedgerUpgrade
-
-KINDS: dict[str, dict[str, Any]] = {
-    "label_vote": {"kind": "label-vote"},
-    "candidate_vote": {"kind": "candidate-vote"},
-    "keywords_joint": {"kind": "joint-em"},
-    "keywords_ptr": {"kind": "ptr"},
-    "scores": {"kind": "vote", "scores": True},
-}
-"""The kinds of ``release`` that have another name today."""
 
 _ONE = (
     "one address: several servers of a model stand behind one proxy, which also bounds their calls (docs/operations.md)"
@@ -86,9 +77,9 @@ def upgrade(options: argparse.Namespace) -> int:
 
 def _refuse_other(path: Path, start: bytes) -> None:
     """`InvalidParameter` says what this file is, if it is another of the package's kinds."""
-    bound = None
+    bound, names = None, set[str]()
     if start.startswith(b"PK") and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
+        with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
             names = set(archive.namelist())
         if "about.npy" in names:
             bound = f"it is a head: {_AS_IT_IS}"
@@ -168,6 +159,7 @@ def _told(found: LedgerUpgrade, dry_run: bool) -> Iterator[str]:
 
 def _configuration(options: argparse.Namespace, path: Path) -> int:
     from langchain_dpicl.serving.secrets import mapping_of
+    from langchain_dpicl.spec.releases import RENAMED, of_today
 
     before = mapping_of(_WHAT, path)
     if not before.keys() & _SECTIONS:
@@ -176,13 +168,14 @@ def _configuration(options: argparse.Namespace, path: Path) -> int:
         raise InvalidConfiguration(path.name, mistakes)
     release = before.get("release")
     kind = release.get("kind") if isinstance(release, dict) else None
-    if not isinstance(kind, str) or kind not in KINDS:
+    if not isinstance(kind, str) or kind not in RENAMED:
         facts = {"file": str(path), "changed": False, "changes": []}
         return show(options, facts, f"{path.name}: no name of an earlier release is in it; nothing was changed")
     old = path.read_bytes()
-    new = _renamed(path, old.decode("utf-8"), before, kind).encode("utf-8")
-    changes = [f"release.kind: {kind} -> {KINDS[kind]['kind']}"]
-    changes += ["release.scores: true is new"] if "scores" in KINDS[kind] else []
+    today = of_today(kind)
+    new = _renamed(path, old.decode("utf-8"), before, kind, today).encode("utf-8")
+    changes = [f"release.kind: {kind} -> {today['kind']}"]
+    changes += ["release.scores: true is new"] if "scores" in today else []
     kept = path.with_name(f"{path.name}.bak")
     if not options.dry_run:
         _replace(path, kept, old, new)
@@ -206,25 +199,29 @@ def _gone(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "model.url", _ONE
 
 
-def _renamed(path: Path, text: str, before: dict[str, Any], kind: str) -> str:
+def _renamed(path: Path, text: str, before: dict[str, Any], kind: str, today: dict[str, Any]) -> str:
     """The text with today's kind, and nothing else changed: it is read again to see so.
 
     Every place that looks like the kind is tried, for the first whose change gives what is wanted.
     `InvalidParameter` if there is none.
     """
-    wanted = {**before, "release": {**before["release"], **KINDS[kind]}}
+    import yaml  # type: ignore[import-untyped]
+
+    from langchain_dpicl.serving.secrets import content_of
+
+    wanted = {**before, "release": {**before["release"], **today}}
     is_toml = path.suffix == ".toml"
-    for changed in _tries(text, kind, "=" if is_toml else ":"):
+    for changed in _tries(text, kind, today, "=" if is_toml else ":"):
         try:
-            if _parsed(changed, is_toml) == wanted:
+            if content_of(changed, is_toml) == wanted:
                 return changed
-        except ValueError:
+        except (ValueError, yaml.YAMLError):
             continue
-    names = ", ".join(f"{name}: {json.dumps(value)}" for name, value in KINDS[kind].items())
+    names = ", ".join(f"{name}: {json.dumps(value)}" for name, value in today.items())
     raise InvalidParameter("release.kind", kind, f"changed by hand here ({names}): it is not written in the usual way")
 
 
-def _tries(text: str, kind: str, sign: str) -> Iterator[str]:
+def _tries(text: str, kind: str, today: dict[str, Any], sign: str) -> Iterator[str]:
     """The text with one kind renamed, for each that it seems to hold; ``scores`` goes into a line of its own, or behind
     the kind."""
     newline = "\r\n" if "\r\n" in text else "\n"
@@ -232,26 +229,14 @@ def _tries(text: str, kind: str, sign: str) -> Iterator[str]:
     written = rf"""(?<![\w-])(?P<key>["']?kind["']?[ \t]*{sign}[ \t]*)(?P<quote>["']?){kind}(?P=quote)"""
     for found in re.finditer(written, text):
         line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
-        value = f"{found['key']}{found['quote']}{KINDS[kind]['kind']}{found['quote']}"
+        value = f"{found['key']}{found['quote']}{today['kind']}{found['quote']}"
         head, tail = f"{text[: found.start()]}{value}", text[found.end() :]
-        if "scores" not in KINDS[kind]:
+        if "scores" not in today:
             yield head + tail
             continue
         rest = tail.partition("\n")[0].rstrip("\r")
         yield f"{head}{rest}{newline}{line}{more}{tail[len(rest) :]}"
         yield f"{head}, {more}{tail}"
-
-
-def _parsed(text: str, is_toml: bool) -> Any:
-    """Return the content of a file. Raises `ValueError`."""
-    import yaml  # type: ignore[import-untyped]
-
-    if is_toml:
-        return tomllib.loads(text)
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ValueError from None
 
 
 def _replace(path: Path, kept: Path, old: bytes, new: bytes) -> None:

@@ -22,14 +22,20 @@ _RACY_SECONDS = 1.0
 """A file that was changed so shortly before it was read may be changed again at what its clock calls the same time."""
 
 
+def content_of(text: str, is_toml: bool) -> Any:
+    """Return the content of a YAML or TOML text. Raises `ValueError`, ``yaml.YAMLError`` or `RecursionError`."""
+    import yaml  # type: ignore[import-untyped]
+
+    return tomllib.loads(text) if is_toml else yaml.safe_load(text)
+
+
 def mapping_of(parameter: str, path: Path) -> dict[str, Any]:
     """Return what a YAML or TOML file holds. Raises `InvalidParameter` unless it is a mapping with names as keys."""
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     reason, values = "not a mapping of names", None
     try:
-        text = path.read_text("utf-8")
-        values = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        values = content_of(path.read_text("utf-8"), path.suffix == ".toml")
         if isinstance(values, dict) and all(isinstance(name, str) for name in values):
             return values
     except tomllib.TOMLDecodeError as error:
@@ -37,7 +43,7 @@ def mapping_of(parameter: str, path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         reason = "not YAML" + ("" if mark is None else f" (line {mark.line + 1})")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = f"cannot be read ({type(error).__name__})"
     raise InvalidParameter(parameter, str(path), reason)
 

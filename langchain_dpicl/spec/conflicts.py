@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from langchain_dpicl.spec.releases import DOCUMENTS, RENAMED, SECTIONS
+from langchain_dpicl.spec.releases import DOCUMENTS, RENAMED, SECTIONS, of_today
 
 _FILES = {"store": ("file", "data"), "head": ("file",)}
 """The fields that name a file which must be there."""
@@ -62,8 +62,9 @@ def kind_of(values: Mapping[str, Any]) -> str:
 
 def renamed(kind: str) -> str:
     """Say which name a kind has now."""
-    more = " with scores: true" if kind == "scores" else ""
-    return f'"{kind}" is now "{RENAMED[kind]}"{more}; dpicl upgrade FILE rewrites it'
+    today = of_today(kind)
+    more = " with scores: true" if "scores" in today else ""
+    return f'"{kind}" is now "{today["kind"]}"{more}; dpicl upgrade FILE rewrites it'
 
 
 def _of_documents(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

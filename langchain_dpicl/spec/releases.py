@@ -253,6 +253,15 @@ RENAMED = {
 }
 """Earlier names of kinds, in files and on the command line."""
 
+
+def of_today(kind: str) -> dict[str, Any]:
+    """Return today's settings of a release whose kind has an earlier name."""
+    found: dict[str, Any] = {"kind": RENAMED[kind]}
+    if kind == "scores":
+        found["scores"] = True
+    return found
+
+
 if TYPE_CHECKING:
     AnyRelease = ReleaseSection
 else:

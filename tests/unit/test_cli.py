@@ -461,3 +461,12 @@ def test_several_mistakes_of_options_are_told_at_once(data: Path, capsys: Any) -
     assert code == 1
     for option in ("--lead", "--threshold", "--eligible"):
         assert option in err
+
+
+@pytest.mark.parametrize("given", ["2020-13-45", "9" * 5000, "[" * 3000], ids=["date", "digits", "nested"])
+def test_an_option_that_cannot_be_read_is_named_without_a_traceback(given: str, data: Path, capsys: Any) -> None:
+    command = ["answer", "--data", str(data), "--mode", "mean", "--epsilon", "1", "--releases", "9", "--question", "q"]
+    code, _, err = run(capsys, *command, "--low", given, "--high", "3")
+    assert code == 1
+    assert "--low" in err
+    assert "Traceback" not in err

@@ -18,7 +18,8 @@ from langchain_dpicl import InvalidParameter, LedgerError, PlanMismatch, Privacy
 from langchain_dpicl.budget import upgrade as ledgers
 from langchain_dpicl.budget.upkeep import recover
 from langchain_dpicl.cli import main
-from langchain_dpicl.cli.upgrade import KINDS
+from langchain_dpicl.spec.conflicts import renamed
+from langchain_dpicl.spec.releases import RENAMED, of_today
 
 OTHERS = "ignore:.*other budgets were opened:langchain_dpicl.PrivacyWarning"
 
@@ -321,7 +322,7 @@ def test_rows_that_do_not_add_up_afterwards_leave_the_ledger_as_it_was(
 
 
 @pytest.mark.parametrize("ending", ["yaml", "toml"])
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", sorted({each.stem for each in FOLDER.glob("*.toml")} & RENAMED.keys()))
 def test_a_renamed_kind_gets_its_name_and_nothing_else_changes(
     kind: str, ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -331,14 +332,14 @@ def test_a_renamed_kind_gets_its_name_and_nothing_else_changes(
     old = path.read_text()
     code, out, _ = run(capsys, path, "--dry-run")
     assert (code, path.read_text(), list(tmp_path.iterdir())) == (0, old, [path])
-    assert f"{kind} -> {KINDS[kind]['kind']}" in out
+    assert f"{kind} -> {RENAMED[kind]}" in out
     code, out, _ = run(capsys, path, "--json")
     told = json.loads(out)
     assert (code, told["changed"]) == (0, True)
     assert Path(told["kept"]).read_text() == old
     new = path.read_text()
     added = {"yaml": "  scores: true\n", "toml": "scores = true\n"}[ending]
-    assert new.replace(added, "").replace(KINDS[kind]["kind"], kind) == old
+    assert new.replace(added, "").replace(RENAMED[kind], kind) == old
     assert (added in new) == (kind == "scores")
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert sorted(each.name for each in tmp_path.iterdir()) == [path.name, f"{path.name}.bak"]
@@ -398,6 +399,33 @@ def test_toml_may_be_written_in_many_ways(
     path.write_text(before)
     assert run(capsys, path)[0] == 0
     assert path.read_text() == after
+
+
+@pytest.mark.parametrize("old", sorted(RENAMED))
+def test_every_name_that_is_refused_is_rewritten(old: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(f"release: {{kind: {old}, labels: [a, b]}}\n")
+    assert run(capsys, path)[0] == 0
+    assert yaml.safe_load(path.read_text())["release"] == {**of_today(old), "labels": ["a", "b"]}
+    assert "dpicl upgrade FILE rewrites it" in renamed(old)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("deep.yaml", b"release: " + b"[" * 3000),
+        ("deep.toml", b"release = " + b"[" * 3000),
+        ("damaged.npz", b"PK\x03\x04" + b"\0" * 60 + b"PK\x05\x06" + b"\0" * 8 + b"\x01\0" * 2 + b"\xff" * 8 + b"\0\0"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_by_name(
+    name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    code, _, err = run(capsys, path)
+    assert (code, path.read_bytes(), list(tmp_path.iterdir())) == (1, content, [path])
+    assert err.startswith(f"dpicl upgrade: PATH_OR_URL={str(path)!r} is not allowed: cannot be read")
 
 
 @pytest.mark.parametrize("text", ["release: &it {kind: scores}\nhead: *it\n", "release:\n  ? kind\n  : scores\n"])
