@@ -134,6 +134,11 @@ class Aggregator(ABC, Generic[T]):
         return self.crowd or Crowd(len(outputs), len(outputs))
 
     @property
+    def _own_calls(self) -> bool:
+        """True if every output is of one owner. Without `under` the buckets are shared."""
+        return self.crowd is not None and self.crowd.own_calls
+
+    @property
     def _counted(self) -> int | None:
         """The number of outputs that are expected to count, rounded down; None without `under`."""
         return None if self.crowd is None else math.floor(self.crowd.expected)

@@ -97,8 +97,8 @@ class CandidateVote(Embedded[str]):
         return self.rivals
 
     def tells(self, members: int, parameter: float) -> bool:
-        own = self.crowd is not None and self.crowd.own_calls
-        return VoteNoise(EXPONENTIAL, parameter, own).told(members, self.rivals, self._counted) >= TOLD
+        noise = VoteNoise(EXPONENTIAL, parameter, self._own_calls)
+        return noise.told(members, self.rivals, self._counted) >= TOLD
 
     def zero_shot(self, output: object, values: Mapping[str, Any]) -> str | None:
         return (answer_of(output) or "").strip() or None

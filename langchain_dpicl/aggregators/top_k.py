@@ -126,8 +126,8 @@ class NoisyTopK(Aggregator[list[str]]):
         return [self.labels[i] for i in (*chosen, *left)[: self.k]]
 
     def tells(self, members: int, parameter: float) -> bool:
-        own_calls = self.crowd is not None and self.crowd.own_calls
-        return self._noise(parameter, own_calls).told(members, len(self.labels), self._counted) >= TOLD
+        noise = self._noise(parameter, self._own_calls)
+        return noise.told(members, len(self.labels), self._counted) >= TOLD
 
     @property
     def outcomes(self) -> int:

@@ -332,8 +332,7 @@ class NoisyVote(Aggregator[T]):
         return [*factors, max(1, sum(factors) // len(factors))]
 
     def tells(self, members: int, parameter: float) -> bool:
-        own = self.crowd is not None and self.crowd.own_calls
-        noise = VoteNoise(self.mechanism, parameter, own)
+        noise = VoteNoise(self.mechanism, parameter, self._own_calls)
         return noise.told(members, len(self.labels), self._counted) >= TOLD  # empty buckets and padding count nothing
 
     @property

@@ -6,7 +6,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from numbers import Real
 from typing import Any, ClassVar, Self, TypeAlias
+
+import numpy as np
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.checks import FrozenMapping, real, whole
@@ -89,7 +92,7 @@ class Mechanism(ABC):
     def of(cls, options: Options) -> Self:
         """The mechanism with these fixed numbers, and its defaults. Raises `InvalidParameter`, which names them."""
         known = cls.fixed()
-        for name in sorted(set(options) - set(known)):
+        for name in sorted(set(options) - set(known), key=str):
             raise InvalidParameter(
                 f"options[{name!r}]",
                 options[name],
@@ -175,7 +178,11 @@ def round_digits(value: float, digits: int, direction: int) -> float:
 
 def number(words: str, low: float, high: float, default: Any = MISSING) -> Any:
     """Declare a number between two bounds. Without a default it must be given."""
-    return _declared(words, lambda name, value: real(name, value, at_least=low, at_most=high), default, high=high)
+
+    def check(name: str, value: object) -> float:
+        return real(name, value, at_least=low, at_most=high) + 0.0  # of two zeros the one that is written "0.0"
+
+    return _declared(words, check, default, high=high)
 
 
 def count(words: str, most: int, default: int) -> Any:
@@ -192,7 +199,7 @@ def flag(words: str) -> Any:
     """Declare a truth value, false unless given: 1 or 0 in a plan, which leaves it out at 0."""
 
     def check(name: str, value: object) -> bool:
-        if value not in (0, 1):
+        if not isinstance(value, (Real, np.bool_)) or value not in (0, 1):
             raise InvalidParameter(name, value, "1 or 0")
         return bool(value)
 

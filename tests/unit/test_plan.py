@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -438,6 +440,10 @@ def test_an_infeasible_target_names_the_line() -> None:
         (lambda: LineRequest("vote", 0.1, 1, weight=0.0), "weight"),
         (lambda: LineRequest("vote", 0.1, 1, options={"sigma": 1.0}), "options['sigma']"),
         (lambda: LineRequest("vote", 0.1, 1, options=[("a", 1)]), "options"),
+        (lambda: LineRequest("vote", 0.1, 1, options={1: 2, "x": 1}), "options[1]"),
+        (lambda: LineRequest("vote", 0.1, 1, options={"own_calls": 0.5}), "own_calls"),
+        (lambda: LineRequest("vote", 0.1, 1, options={"own_calls": np.array([1, 0])}), "own_calls"),
+        (lambda: LineRequest("vote", 0.1, 1, options={"own_calls": Decimal("sNaN")}), "own_calls"),
         (lambda: LineRequest("ptr", 0.1, 1), "options['delta0']"),
         (lambda: LineRequest("ptr", 0.1, 1, options={"delta0": 0.0}), "delta0"),
         (lambda: solved(p=LineRequest("ptr", 0.1, 1, options={"delta0": 1e-5})), "delta0"),
@@ -470,3 +476,13 @@ def test_threads_that_need_the_same_step_compute_it_once(monkeypatch: pytest.Mon
         found = {*pool.map(lambda _: plan.spent({"line": 33}), range(16))}
     assert len(found) == 1
     assert sorted(computed) == [40, 48], "the step, and the one above it"
+
+
+def test_equal_requests_have_one_digest_however_their_numbers_are_written() -> None:
+    def digest(options: dict[str, object]) -> str:
+        line = PlanLine("ptr", 0.1, 5, options={"delta0": 1e-6, **options}, parameter=2.0)
+        return PrivacyPlan(1.0, 1e-3, {"p": line}).digest
+
+    assert digest({}) == digest({"select": 0.0}) == digest({"select": -0.0}) == digest({"select": 0})
+    own = [LineRequest("vote", 0.1, 1, options={"own_calls": each}).options for each in (True, 1, 1.0, np.True_)]
+    assert {json.dumps(dict(each)) for each in own} == {'{"own_calls": 1.0}'}

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -104,10 +105,9 @@ class Evaluation:
             raise InvalidParameter("public", f"{len(self.public)} rows", f"at least few_shots = {few} rows, or none")
         is_label_task = isinstance(self.task, ClassificationTask)
         known = (*_LABELS, *_OTHERS) if is_label_task else _TEXTS + _DECODED
+        others = self._others if is_label_task else {}
         for method in self._chosen:
-            if method.partition(":")[0] in _OTHERS and is_label_task:
-                self._other_kind(method)
-            elif method not in known:
+            if method not in known and method not in others:
                 raise InvalidParameter("methods", method, f"of {', '.join(known)} for {self.task.name}")
             if method in _DECODED and self.model.embedded is None:
                 raise InvalidParameter("methods", method, "a method without decoding, as the model is not embedded")
@@ -255,15 +255,19 @@ class Evaluation:
             reader = chain_reader(self.model.load(), task)
         study = self._label_study(task, reader, self.plan)
         found = study.scores() if "vote" in self._chosen else study.alone()
-        for method in self._chosen:
-            if method.partition(":")[0] in _OTHERS:
-                found += study.released(method, self._other_kind(method))
+        for method, aggregator in self._others.items():
+            found += study.released(method, aggregator)
         for name in ("members", "releases"):
             found += study.votes([self.plan.varied(**{name: n}) for n in self.vary.get(name, ())], name)
         for shots in self.vary.get("shots", ()):
             plan = self.plan.varied(shots=shots)
             found += self._label_study(task, reader, plan).votes([plan], "shots")
         return found
+
+    @cached_property
+    def _others(self) -> dict[str, Aggregator[Any]]:
+        """The aggregators of further kinds among labels, by their methods. Raises `InvalidParameter`."""
+        return {each: self._other_kind(each) for each in self._chosen if each.partition(":")[0] in _OTHERS}
 
     def _other_kind(self, method: str) -> Aggregator[Any]:
         """Make the aggregator of a method such as "KIND:name=value,name=value", on the task's labels."""
