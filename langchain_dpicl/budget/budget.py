@@ -15,7 +15,6 @@ from typing import Any, cast
 from weakref import WeakSet
 
 from langchain_dpicl.budget import terms
-from langchain_dpicl.budget.database import OwnLock
 from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.line import BudgetLine
 from langchain_dpicl.budget.opening import Where
@@ -46,6 +45,7 @@ from langchain_dpicl.privacy import LineRequest, PlanLine, PrivacyPlan, checks
 from langchain_dpicl.privacy.lines import family_of
 from langchain_dpicl.privacy.mechanism import Options
 from langchain_dpicl.private import Accounting, Closed
+from langchain_dpicl.sql import OwnLock
 from langchain_dpicl.store.base import MarkOf, PrivateStore
 from langchain_dpicl.store.notes import OpenedBudget, merged
 

@@ -19,14 +19,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget import opening, schema
-from langchain_dpicl.budget.database import OwnLock, TryAgain, insert, transaction
 from langchain_dpicl.budget.opening import Left, Permits, Where
 from langchain_dpicl.budget.requests import ChargeOutcome, ChargeRequest, DoesNotFit
 from langchain_dpicl.budget.schema import ADVICE, Account, Charge, Claim, charges, counters, plans, queries, steps
 from langchain_dpicl.budget.stored import Counter, StoredLedger
 from langchain_dpicl.budget.witness import Behind, CounterKey, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError
-from langchain_dpicl.store.sql import direct
+from langchain_dpicl.sql import OwnLock, TryAgain, direct, insert, transaction
 
 UNWATCHED: Where = "unwatched:"
 """In place of a witness: the budget can only be read, and charges nothing."""

@@ -12,12 +12,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget import schema
-from langchain_dpicl.budget.database import Database, OwnLock, place_of
 from langchain_dpicl.budget.schema import ADVICE, Account, charges, counters, plans, usage, usage_digest
 from langchain_dpicl.budget.stored import Counter, StoredLedger
 from langchain_dpicl.budget.witness import GIVEN_UP, CounterKey, Mark, Witness, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyWarning
-from langchain_dpicl.store.sql import shown
+from langchain_dpicl.sql import Database, OwnLock, place_of, shown
 
 Where = str | os.PathLike[str] | None
 """The place of a ledger's witness: a path or a database URL; None: beside the ledger."""

@@ -28,10 +28,10 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
-from langchain_dpicl.budget.database import OwnLock
 from langchain_dpicl.budget.schema import ADVICE, counters, owner_index, owner_marks, usage
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.errors import LedgerError
+from langchain_dpicl.sql import OwnLock
 from langchain_dpicl.store.base import MARK, MarkOf, Numbers, PrivateStore
 
 UNKNOWN = -1

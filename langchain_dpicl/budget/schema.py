@@ -38,8 +38,8 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from langchain_dpicl import sql
 from langchain_dpicl.errors import LedgerError
-from langchain_dpicl.store import sql
 
 VERSION = 7
 EARLIER = 6

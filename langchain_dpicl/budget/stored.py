@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget import schema
-from langchain_dpicl.budget.database import Database, insert, transaction
 from langchain_dpicl.budget.owner_keys import OwnerKeyFile, key_id
+from langchain_dpicl.budget.records import Records as Database
 from langchain_dpicl.budget.schema import (
     Account,
     Charge,
@@ -27,8 +27,8 @@ from langchain_dpicl.budget.schema import (
 )
 from langchain_dpicl.budget.witness import CounterKey, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError
+from langchain_dpicl.sql import direct, insert, transaction
 from langchain_dpicl.store.notes import OpenedBudget, merged
-from langchain_dpicl.store.sql import direct
 
 _IN_USE = """SELECT max(spent - returned) FROM dpicl_counters
     WHERE plan_id = :plan_id AND line = :line AND principal IN ('', :principal)"""  # '': lost units count for everybody

@@ -74,7 +74,6 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
-from langchain_dpicl.budget.database import TryAgain
 from langchain_dpicl.budget.owner_index import (
     EMPTY,
     LOST,
@@ -87,6 +86,7 @@ from langchain_dpicl.budget.owner_index import (
 from langchain_dpicl.budget.schema import Charge, counters, hashed, usage, usage_counts, usage_digest, usage_rows
 from langchain_dpicl.budget.terms import WARNING, LineTickets
 from langchain_dpicl.errors import LedgerError, UnsafeConfigurationError
+from langchain_dpicl.sql import TryAgain
 from langchain_dpicl.store.base import Numbers
 
 

@@ -26,9 +26,9 @@ from sqlalchemy.engine import Connection
 from typing_extensions import TypedDict
 
 from langchain_dpicl.budget import schema
-from langchain_dpicl.budget.database import Database
 from langchain_dpicl.budget.opening import Where, address
 from langchain_dpicl.budget.owner_keys import OwnerKeyFile, key_id
+from langchain_dpicl.budget.records import Records as Database
 from langchain_dpicl.budget.schema import ADVICE, EARLIER, VERSION, counters, meta, owner_index, plans
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.budget.witness import Witness

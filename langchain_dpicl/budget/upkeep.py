@@ -32,8 +32,8 @@ from langchain_dpicl.budget.terms import (
 from langchain_dpicl.budget.tickets import begin_anew, is_whole
 from langchain_dpicl.budget.witness import GIVEN_UP, Mark, Witness
 from langchain_dpicl.errors import InvalidParameter, LedgerError, UnknownOwner
+from langchain_dpicl.sql import shown
 from langchain_dpicl.store.base import MarkOf, PrivateStore, owner_mark
-from langchain_dpicl.store.sql import shown
 
 FIELDS = (
     *("time", "id", "budget", "plan", "line", "principal", "number", "units", "spent", "outcome", "mechanism"),

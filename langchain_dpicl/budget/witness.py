@@ -68,9 +68,10 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from langchain_dpicl.budget.database import Database, insert, transaction
+from langchain_dpicl.budget.records import Records as Database
 from langchain_dpicl.budget.schema import ADVICE, UNLIMITED, text, whole
 from langchain_dpicl.errors import LedgerError
+from langchain_dpicl.sql import insert, transaction
 
 try:
     import fcntl

@@ -111,7 +111,7 @@ def _store(path: Path) -> str:
 
 def _ledger(options: argparse.Namespace, url: str) -> int:
     from langchain_dpicl.budget.upgrade import upgrade as upgrade_ledger
-    from langchain_dpicl.store.sql import shown
+    from langchain_dpicl.sql import shown
 
     found = upgrade_ledger(
         url,

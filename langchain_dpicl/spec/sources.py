@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from langchain_core.language_models import BaseLanguageModel
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from langchain_dpicl import sql
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.members.chains import ModelChoice
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.private import notes
 from langchain_dpicl.spec.signatures import Count, Section
-from langchain_dpicl.store import sql
 from langchain_dpicl.store.tables import check_name
 
 if TYPE_CHECKING:

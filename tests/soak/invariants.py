@@ -17,7 +17,7 @@ from langchain_dpicl.budget.schema import charges, counters
 Question = tuple[str, str]
 """A caller and its text."""
 UNFLUSHED = 5.0
-"""Seconds before PostgreSQL's crash from which receipts may be missing: they are notes (see `budget.database`), and
+"""Seconds before PostgreSQL's crash from which receipts may be missing: they are notes (see `sql.database`), and
 its writer takes them to the disk within three times ``wal_writer_delay``, .6 s, on a machine that is not busy."""
 
 

@@ -20,7 +20,7 @@ ROOT = Path(langchain_dpicl.__file__).parent
 LAYERS: list[set[str]] = [
     {"errors"},
     {"extras"},
-    {"privacy", "durable"},
+    {"privacy", "sql", "durable"},
     {"calls"},
     {"private"},
     {"store", "aggregators", "local"},

@@ -21,9 +21,10 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateEnsemble,
 )
-from langchain_dpicl.budget import database, opening
+from langchain_dpicl.budget import opening
 from langchain_dpicl.budget.witness import Witness
 from langchain_dpicl.errors import LedgerError
+from langchain_dpicl.sql import database
 
 ROWS = [{"input": f"text {i}", "output": "Positive", "owner": f"owner {i}"} for i in range(6)]
 

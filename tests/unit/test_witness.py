@@ -28,7 +28,7 @@ from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
 from langchain_dpicl.budget.upkeep import recover
 from langchain_dpicl.budget.witness import CounterKey, Witness
 from langchain_dpicl.errors import PrivacyWarning
-from langchain_dpicl.store.sql import shown
+from langchain_dpicl.sql import shown
 
 ENDS = ("", "-wal", "-shm")
 KEY = CounterKey("n", "vote", "", "0" * 64)

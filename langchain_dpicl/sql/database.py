@@ -39,11 +39,8 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
-from langchain_dpicl.budget.schema import ADVICE, SQLITE_APPLICATION_ID
-from langchain_dpicl.calls import shut
 from langchain_dpicl.errors import LedgerError, PrivacyWarning
-from langchain_dpicl.private import Accounting
-from langchain_dpicl.store import sql
+from langchain_dpicl.sql import address
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -121,17 +118,18 @@ class OwnLock:
         self._lock.release()
 
 
-class Database(Accounting):
+class Database:
     """An engine, and transactions on it. Every fault of the database is a `LedgerError` without private text."""
 
     noun = "ledger"
-    application_id = SQLITE_APPLICATION_ID
+    application_id = 0  # of SQLite's file
+    advice = ""  # for one that was lost
     journal = "WAL"
     options: Mapping[str, Any] = {}  # for PostgreSQL's engine
 
     def __init__(self, url: str) -> None:
-        self.url = sql.parse(url, self.noun.rpartition(" ")[2], "sqlite:///budget.db")
-        self.path = sql.sqlite_path(self.url)
+        self.url = address.parse(url, self.noun.rpartition(" ")[2], "sqlite:///budget.db")
+        self.path = address.sqlite_path(self.url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.is_in_memory = self.is_sqlite and self.path is None  # it ends with this process
         self.opened = False  # True once it worked: a lost connection is tried again from then on
@@ -153,7 +151,7 @@ class Database(Accounting):
         if not self.is_sqlite:
             if (driver := self.url.drivername) != "postgresql+psycopg":
                 raise LedgerError(f"a {self.noun} is on sqlite:///FILE or postgresql+psycopg://..., not on {driver!r}")
-            return sql.postgresql_engine(self.url, LedgerError, **self.options)
+            return address.postgresql_engine(self.url, LedgerError, **self.options)
         if self.path is None:
             warnings.warn(
                 "this ledger lives in memory: what was spent is forgotten when the process ends",
@@ -186,6 +184,9 @@ class Database(Accounting):
             record.info["log"] = log, place_of(log)
         cursor.close()
 
+    def _check(self) -> None:
+        """Raise an error if nothing may run here."""
+
     # -- transactions -----------------------------------------------------------------------------------------------
 
     def run(
@@ -200,14 +201,14 @@ class Database(Accounting):
         ``work`` may run more than once, always after a rollback. Apart from its statements it may only do what
         ``rolled_back`` undoes: this is called after each try that certainly did not happen.
         """
-        shut.check_open()
+        self._check()
         deadline = time.monotonic() + _RETRY_SECONDS
         pause = 0.002
         while True:
             repair: Callable[[], object] | None = None  # None: do not try again
             try:
                 return self._once(work, kind)
-            except sql.CommitLost as lost:
+            except address.CommitLost as lost:
                 reason = f"{lost.args[0]} (whether the last transaction took place is not known; if so, it counts)"
             except Exception as error:
                 rolled_back()
@@ -217,7 +218,7 @@ class Database(Accounting):
                 elif isinstance(error, self._contradictions):
                     reason = "its rows do not add up"
                 elif isinstance(error, self._faults):
-                    reason = sql.reason(error)
+                    reason = address.reason(error)
                     if self.opened and _may_work_again(error):
                         repair = _nothing
                 else:
@@ -243,7 +244,7 @@ class Database(Accounting):
                 transaction.commit()
             except Exception as error:
                 origin = getattr(error, "orig", None)
-                if origin is not None and sql.sqlstate(error) in _ROLLED_BACK:
+                if origin is not None and address.sqlstate(error) in _ROLLED_BACK:
                     raise TryAgain from None  # the server says so
                 if getattr(origin, "sqlite_errorcode", None) in _SQLITE_SAID_NO:
                     driver: Any = connection.connection.driver_connection
@@ -252,7 +253,7 @@ class Database(Accounting):
                 _drop_if_broken(connection, error)
                 if kind != "charge" and _may_work_again(error):
                     raise TryAgain from None  # reading or noting the same twice changes nothing
-                failure = sql.CommitLost(sql.reason(error))
+                failure = address.CommitLost(address.reason(error))
             else:
                 return answer
         raise failure
@@ -288,7 +289,7 @@ class Database(Accounting):
         if found is None or found != self._file or (log is not None and place_of(log[0]) != log[1]):
             raise LedgerError(
                 f"the {self.noun} {self.shown!r} was deleted or replaced since this process opened it: nothing was "
-                f"charged; {ADVICE}"
+                f"charged; {self.advice}"
             )
 
     @contextlib.contextmanager
@@ -321,7 +322,7 @@ class Database(Accounting):
     @property
     def shown(self) -> str:
         """The address without a password, wherever it stands."""
-        return sql.shown(self.url)
+        return address.shown(self.url)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shown!r})"
@@ -360,7 +361,7 @@ def _may_work_again(error: BaseException) -> bool:
     origin = getattr(error, "orig", None) or error
     if isinstance(origin, sqlite3.Error):
         return False  # SQLite has waited for its locks already
-    state = sql.sqlstate(error)
+    state = address.sqlstate(error)
     if not state:  # the connection was lost
         return type(origin).__name__ in ("OperationalError", "AdminShutdown", "InterfaceError")
     return state in _AGAIN or state.startswith("08")
