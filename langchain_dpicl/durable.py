@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import sys
@@ -46,8 +47,14 @@ def replacing(path: Path, *, mode: int = 0o600, is_new: bool = False) -> Iterato
     """A file to write in the ``with`` block. After it the content is on the disk, and takes the place of ``path``.
 
     It is written beside its place, as ``.NAME.SIXTEEN_HEX_DIGITS.tmp``. If anything fails, the old file stays as it was
-    and the new one goes; a process that is killed leaves it. ``is_new``: `FileExistsError` if there is such a path by
-    the end, on a file system with links. Call `sync_folder` to make the new name durable too.
+    and the new one goes; a process that is killed leaves it. Call `sync_folder` to make the new name durable too.
+
+    Parameters
+    ----------
+    is_new
+        `FileExistsError` if there is such a path by the end, which then stays as it is. On a file system without links
+        an empty file takes the name first, and the whole one takes its place: a crash or a fault between the two leaves
+        the empty file, and never a part of the content.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     file = open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
@@ -56,21 +63,36 @@ def replacing(path: Path, *, mode: int = 0o600, is_new: bool = False) -> Iterato
             yield file
             file.flush()
             os.fsync(file.fileno())
-        is_there = False
         if is_new:
-            try:
-                os.link(beside, path)
-                is_there = True
-            except FileExistsError:
-                raise
-            except OSError:  # a file system without links
-                pass
-        if not is_there:
+            _place_new(beside, path)
+        else:
             os.replace(beside, path)
     finally:
         with contextlib.suppress(OSError):
             beside.unlink()
     beside.unlink(missing_ok=True)  # a second name would keep what is forgotten under the first
+
+
+def _place_new(beside: Path, path: Path) -> None:
+    """Give a file this name too, or this name alone. `FileExistsError` if it is taken."""
+    try:
+        os.link(beside, path)
+        return
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        pass
+    if sys.platform == "win32":
+        os.rename(beside, path)  # there it replaces nothing
+        return
+    taken = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        # A writer who found the empty file before it was locked has replaced it, or is about to.
+        if not lock(taken) or not os.path.samestat(os.fstat(taken), os.stat(path)):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        os.replace(beside, path)
+    finally:
+        os.close(taken)
 
 
 def sync_folder(path: Path, *, must: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 import stat
@@ -465,6 +466,25 @@ def test_an_old_copy_is_never_overwritten(tmp_path: Path, capsys: pytest.Capture
     kept.write_text("release: {kind: label_vote}\n")  # of a call that was interrupted
     assert run(capsys, path)[0] == 0
     assert path.read_text() == "release: {kind: label-vote}\n"
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_an_old_copy_is_not_overwritten_where_there_are_no_links(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, kept = tmp_path / "server.yaml", tmp_path / "server.yaml.bak"
+    path.write_text("release: {kind: label_vote}\n")
+
+    def refuse(*_: object) -> None:
+        kept.write_text("another\n")
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    if when == "before":
+        kept.write_text("another\n")
+    code, _, err = run(capsys, path)
+    assert (code, kept.read_text(), path.read_text()) == (1, "another\n", "release: {kind: label_vote}\n")
+    assert "beside which no server.yaml.bak is" in err
 
 
 def test_a_link_stays_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
