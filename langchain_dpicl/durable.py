@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,9 @@ def append(descriptor: int, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, mode: int = 0o600, is_new: bool = False) -> Iterator[IO[bytes]]:
+def replacing(
+    path: Path, *, mode: int = 0o600, is_new: bool = False, like: os.stat_result | None = None
+) -> Iterator[IO[bytes]]:
     """A file to write in the ``with`` block. After it the content is on the disk, and takes the place of ``path``.
 
     It is written beside its place, as ``.NAME.SIXTEEN_HEX_DIGITS.tmp``. If anything fails, the old file stays as it was
@@ -55,11 +58,17 @@ def replacing(path: Path, *, mode: int = 0o600, is_new: bool = False) -> Iterato
         `FileExistsError` if there is such a path by the end, which then stays as it is. On a file system without links
         an empty file takes the name first, and the whole one takes its place: a crash or a fault between the two leaves
         the empty file, and never a part of the content.
+    like
+        The file gets the owner and the group of this one, as far as the system permits, and exactly this ``mode``. If
+        it does not get the group, members of its own group may do what everybody may.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    file = open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
+    first = mode if like is None else 0o600
+    file = open(beside, "xb", opener=lambda name, flags: os.open(name, flags, first))  # noqa: SIM115
     try:
         with file:
+            if like is not None:
+                _give(file.fileno(), like, mode)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -93,6 +102,21 @@ def _place_new(beside: Path, path: Path) -> None:
         os.replace(beside, path)
     finally:
         os.close(taken)
+
+
+def _give(descriptor: int, like: os.stat_result, mode: int) -> None:
+    """Give a file the owner and the group of another one, and a mode, as far as the system permits."""
+    if sys.platform == "win32":
+        return
+    try:
+        os.fchown(descriptor, like.st_uid, like.st_gid)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.fchown(descriptor, -1, like.st_gid)
+    if os.fstat(descriptor).st_gid != like.st_gid:
+        mode &= ~stat.S_IRWXG | ((mode & stat.S_IRWXO) << 3)
+    with contextlib.suppress(OSError):
+        os.fchmod(descriptor, mode)
 
 
 def sync_folder(path: Path, *, must: bool = False) -> None:

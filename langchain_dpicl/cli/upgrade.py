@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import stat
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,8 +178,9 @@ def _configuration(options: argparse.Namespace, path: Path) -> int:
     changes = [f"release.kind: {kind} -> {today['kind']}"]
     changes += ["release.scores: true is new"] if "scores" in today else []
     kept = path.with_name(f"{path.name}.bak")
+    about = path.stat()
     if not options.dry_run:
-        _replace(path, kept, old, new)
+        _replace(path, about, kept, old, new)
     facts = {"file": str(path), "changed": not options.dry_run, "changes": changes}
     facts |= {} if options.dry_run else {"kept": str(kept)}
     lines = [
@@ -186,7 +188,15 @@ def _configuration(options: argparse.Namespace, path: Path) -> int:
     ]
     lines += [f"  {change}" for change in changes]
     lines += [f"check it: dpicl serve --config {path.name} --check"] * (not options.dry_run)
+    if not options.dry_run and (names := [each.name for each in (path, kept) if _owner(each.stat()) != _owner(about)]):
+        user, group = _owner(about)
+        facts["warning"] = f"not of user {user} and group {group} as before, which you may not set: {', '.join(names)}"
+        lines.append(f"warning: {facts['warning']}")
     return show(options, facts, "\n".join(lines))
+
+
+def _owner(about: os.stat_result) -> tuple[int, int]:
+    return about.st_uid, about.st_gid
 
 
 def _gone(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -239,16 +249,20 @@ def _tries(text: str, kind: str, today: dict[str, Any], sign: str) -> Iterator[s
         yield f"{head}, {more}{tail}"
 
 
-def _replace(path: Path, kept: Path, old: bytes, new: bytes) -> None:
-    """Keep the old content, and put the new in its place, both whole. `InvalidParameter` if that cannot be done."""
+def _replace(path: Path, about: os.stat_result, kept: Path, old: bytes, new: bytes) -> None:
+    """Keep the old content, and put the new in its place, both whole, with the owner, the group and the mode of the old
+    file. `InvalidParameter` if that cannot be done.
+    """
     problem = None
     try:
-        mode = path.stat().st_mode & 0o777
-        if not (kept.exists() and kept.read_bytes() == old):  # else an earlier call was interrupted after it
-            with replacing(kept, mode=mode, is_new=True) as file:
+        is_kept = os.path.lexists(kept)
+        if is_kept and kept.read_bytes() != old:  # else an earlier call was interrupted after it
+            raise FileExistsError
+        mode = stat.S_IMODE(about.st_mode)
+        if not is_kept:
+            with replacing(kept, mode=mode, like=about, is_new=True) as file:
                 file.write(old)
-        with replacing(path, mode=mode) as file:
-            os.chmod(file.name, mode)
+        with replacing(path, mode=mode, like=about) as file:
             file.write(new)
         sync_folder(path)
     except FileExistsError:

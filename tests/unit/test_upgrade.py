@@ -7,6 +7,8 @@ import os
 import shutil
 import sqlite3
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -485,6 +487,61 @@ def test_an_old_copy_is_not_overwritten_where_there_are_no_links(
     code, _, err = run(capsys, path)
     assert (code, kept.read_text(), path.read_text()) == (1, "another\n", "release: {kind: label_vote}\n")
     assert "beside which no server.yaml.bak is" in err
+
+
+@pytest.fixture
+def everybodys() -> Iterator[Path]:
+    """A folder in which any user may write."""
+    if os.name != "posix" or os.geteuid() != 0:
+        pytest.skip("needs the rights of root")
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
+def test_root_gives_both_files_to_the_owner_and_the_group_of_the_old_one(
+    everybodys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = everybodys / "server.yaml"
+    path.write_text("release: {kind: label_vote}\n")
+    os.chown(path, 12345, 23456)
+    path.chmod(0o640)
+    code, out, _ = run(capsys, path, "--json")
+    assert (code, "warning" in json.loads(out)) == (0, False)
+    for each in (path, path.with_name("server.yaml.bak")):
+        found = each.stat()
+        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (12345, 23456, 0o640)
+
+
+@pytest.mark.parametrize(("group", "mode", "left"), [(0, 0o640, 0o640), (23456, 0o664, 0o644)])
+def test_another_user_is_told_which_files_are_not_the_owners(
+    group: int, mode: int, left: int, everybodys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The group stays if the user is in it. Otherwise members of the user's own group may do what everybody may."""
+    path = everybodys / "server.yaml"
+    path.write_text("release: {kind: label_vote}\n")
+    os.chown(path, 0, group)
+    path.chmod(mode)
+    assert run(capsys, path, "--dry-run")[0] == 0  # what the command imports is loaded
+    groups = os.getgroups(), os.getegid()
+    try:
+        os.setgroups([0])
+        os.setegid(34567)
+        os.seteuid(12345)
+        code, out, _ = run(capsys, path)
+    finally:
+        os.seteuid(0)
+        os.setegid(groups[1])
+        os.setgroups(groups[0])
+    assert code == 0
+    assert out.splitlines()[-1] == (
+        f"warning: not of user 0 and group {group} as before, which you may not set: server.yaml, server.yaml.bak"
+    )
+    assert path.read_text() == "release: {kind: label-vote}\n"
+    for each in (path, path.with_name("server.yaml.bak")):
+        found = each.stat()
+        assert (found.st_uid, found.st_gid) == (12345, 0 if group == 0 else 34567)
+        assert stat.S_IMODE(found.st_mode) == left
 
 
 def test_a_link_stays_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
