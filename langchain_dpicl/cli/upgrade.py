@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import re
@@ -179,8 +180,7 @@ def _configuration(options: argparse.Namespace, path: Path) -> int:
     changes += ["release.scores: true is new"] if "scores" in today else []
     kept = path.with_name(f"{path.name}.bak")
     about = path.stat()
-    if not options.dry_run:
-        _replace(path, about, kept, old, new)
+    _replace(path, about, kept, old, new, dry_run=options.dry_run)
     facts = {"file": str(path), "changed": not options.dry_run, "changes": changes}
     facts |= {} if options.dry_run else {"kept": str(kept)}
     lines = [
@@ -249,15 +249,20 @@ def _tries(text: str, kind: str, today: dict[str, Any], sign: str) -> Iterator[s
         yield f"{head}, {more}{tail}"
 
 
-def _replace(path: Path, about: os.stat_result, kept: Path, old: bytes, new: bytes) -> None:
+def _replace(path: Path, about: os.stat_result, kept: Path, old: bytes, new: bytes, *, dry_run: bool) -> None:
     """Keep the old content, and put the new in its place, both whole, with the owner, the group and the mode of the old
-    file. `InvalidParameter` if that cannot be done.
+    file. `InvalidParameter` if that cannot be done; a dry run looks whether it can.
     """
     problem = None
     try:
         is_kept = os.path.lexists(kept)
         if is_kept and kept.read_bytes() != old:  # else an earlier call was interrupted after it
             raise FileExistsError
+        if dry_run:
+            effective = os.access in os.supports_effective_ids
+            if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=effective):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
         mode = stat.S_IMODE(about.st_mode)
         if not is_kept:
             with replacing(kept, mode=mode, like=about, is_new=True) as file:

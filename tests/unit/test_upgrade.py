@@ -470,6 +470,21 @@ def test_an_old_copy_is_never_overwritten(tmp_path: Path, capsys: pytest.Capture
     assert path.read_text() == "release: {kind: label-vote}\n"
 
 
+@pytest.mark.parametrize("kept", ["another\n", ""])
+def test_a_dry_run_refuses_an_old_copy_as_the_upgrade_does(
+    kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty one, too: an upgrade that was killed may have left it on a file system without links."""
+    path = tmp_path / "server.yaml"
+    path.write_text("release: {kind: label_vote}\n")
+    (tmp_path / "server.yaml.bak").write_text(kept)
+    code, _, said = run(capsys, path, "--dry-run")
+    assert (code, said) == (1, run(capsys, path)[2])
+    assert "beside which no server.yaml.bak is" in said
+    (tmp_path / "server.yaml.bak").write_text(path.read_text())  # of a call that was interrupted
+    assert run(capsys, path, "--dry-run")[0] == 0
+
+
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_an_old_copy_is_not_overwritten_where_there_are_no_links(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -542,6 +557,25 @@ def test_another_user_is_told_which_files_are_not_the_owners(
         found = each.stat()
         assert (found.st_uid, found.st_gid) == (12345, 0 if group == 0 else 34567)
         assert stat.S_IMODE(found.st_mode) == left
+
+
+def test_a_dry_run_refuses_a_folder_in_which_the_user_may_not_write(
+    everybodys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = everybodys / "server.yaml"
+    path.write_text("release: {kind: label_vote}\n")
+    path.chmod(0o644)
+    everybodys.chmod(0o755)
+    assert run(capsys, path, "--dry-run")[0] == 0
+    try:
+        os.seteuid(12345)
+        dry = run(capsys, path, "--dry-run")
+        real = run(capsys, path)
+    finally:
+        os.seteuid(0)
+    assert dry == real
+    assert (dry[0], "can be written (Permission denied)" in dry[2]) == (1, True)
+    assert [each.name for each in everybodys.iterdir()] == ["server.yaml"]
 
 
 def test_a_link_stays_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
