@@ -10,13 +10,15 @@ import argparse
 import inspect
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl import __version__
 from langchain_dpicl.errors import DPICLError, InvalidParameter
+from langchain_dpicl.parameters import Parameter, sentence
 
 if TYPE_CHECKING:
     from langchain_dpicl.members.chains import ModelChoice
@@ -117,7 +119,7 @@ def check_only(options: argparse.Namespace, used: set[str], instead: str) -> Non
     """Refuse every option but the ``used`` ones. ``instead``: the option that takes their place."""
     for name, usual in vars(parse([options.command])).items():
         if name not in {*used, "json", "answered"} and (value := getattr(options, name)) != usual:
-            raise InvalidParameter(f"--{name.replace('_', '-')}", value, f"left out with {instead}")
+            raise InvalidParameter(flag(name), value, f"left out with {instead}")
 
 
 def holds_records(path: str) -> bool:
@@ -140,6 +142,40 @@ def add_run(parser: Any, run: Callable[[argparse.Namespace], int]) -> None:
     """
     parser.set_defaults(run=run, answered=dict)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def flag(option: str) -> str:
+    """Return an option as it is written."""
+    return f"--{option.replace('_', '-')}"
+
+
+def number(text: str) -> float:
+    """A whole number, or one with a point."""
+    return int(text) if text.isdecimal() else float(text)
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Numbers, separated by commas."""
+    return tuple(map(number, text.split(",")))
+
+
+TYPES: dict[str, dict[str, Any]] = {
+    "tuple": {"type": numbers},
+    "bool": {"action": argparse.BooleanOptionalAction},
+    "float": {"type": number},
+    "int": {"type": int},
+    "str": {},
+}
+"""An option for each type that a text can give, by its name."""
+
+
+def add_parameters(group: Any, parameters: Mapping[str, Parameter], required: Sequence[str] = (), **more: str) -> None:
+    """Declare an option for each parameter that a text can give; None unless given. ``more``: further words."""
+    for name, (annotation, default, description) in parameters.items():
+        usual = "" if default in (None, "None", "False") else f" (default {default})"
+        words = sentence(name, description) + more.get(name, usual)
+        for kind in [kind for kind in TYPES if re.search(rf"\b{kind}\b", annotation)][:1]:
+            group.add_argument(flag(name), help=words, required=default is None or name in required, **TYPES[kind])
 
 
 def add_ledger(parser: Any, summary: str = "the ledger's address") -> None:
@@ -190,24 +226,6 @@ def add_ensemble(parser: Any, members: int, shots: int) -> None:
     """Declare how many calls answer, and with how many examples each."""
     parser.add_argument("--members", type=int, default=members, help=f"parallel calls per answer (default {members})")
     parser.add_argument("--shots", type=int, default=shots, help=f"expected examples per call (default {shots})")
-
-
-def add_calls(parser: Any, members: int) -> None:
-    """Declare how owners share the calls of an answer, or have one each: see `calls_of`."""
-    parser.add_argument("--members", type=int, help=f"parallel calls that owners share (default {members})")
-    parser.add_argument("--shots", type=int, help="expected examples per call (default: the plan chooses the rate)")
-    parser.add_argument("--calls", type=int, help="instead: one owner per call, and so many calls on average")
-    parser.add_argument("--pad-to", type=int, help="with --calls: at least so many calls (default: rarely exceeded)")
-    parser.add_argument("--max-calls", type=int, help="with --calls: at most so many, for the noise of shared buckets")
-    parser.add_argument("--accept-noise", action="store_true", help="go on even if the plan is all noise")
-
-
-def calls_of(options: argparse.Namespace, members: int) -> dict[str, Any]:
-    """These options for a selector; without ``--calls`` and ``--members`` so many members."""
-    if options.calls is not None and options.shots is not None:
-        raise InvalidParameter("shots", options.shots, "left out with --calls: a call has one owner")
-    found = given(options, "members", "calls", "pad_to", "max_calls")
-    return found if "members" in found or "calls" in found else {**found, "members": members}
 
 
 def add_model(parser: Any, default: str) -> None:

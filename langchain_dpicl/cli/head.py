@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from langchain_dpicl.cli import (
     READING,
     add_model,
+    add_parameters,
     add_private_data,
     add_run,
     add_store,
     check_apart,
     check_only,
+    given,
     holds_records,
     model_of,
     show,
@@ -25,10 +27,13 @@ from langchain_dpicl.cli import (
 from langchain_dpicl.cli.data import keys_of, private_store, read_file
 from langchain_dpicl.durable import replacing
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.parameters import parameters_of
 
 if TYPE_CHECKING:
     from langchain_dpicl import PrivateHead
     from langchain_dpicl.once.fitting import FitReport
+
+_FIT = parameters_of("once/head.py", "PrivateHead", "fit")
 
 
 def fit_options(parser: Any) -> None:
@@ -47,11 +52,16 @@ def fit_options(parser: Any) -> None:
     add_run(parser, fit)
     add_private_data(parser, "text", "label")
     add_store(parser)
-    parser.add_argument("--labels", required=True, help="the public list of labels, separated by commas")
-    parser.add_argument("--public", metavar="FILE", help="public texts like the questions, one a line, or such records")
+    add_parameters(
+        parser,
+        {name: each for name, each in _FIT.items() if name not in ("input_key", "line", "progress")},
+        required=["output"],
+        labels=" (separated by commas)",
+        public=" (a file: one a line, or records)",
+        owners=" (default: as the budget, else as the file)",
+        output=" (.npz)",
+    )
     parser.add_argument("--fits", type=int, default=1, help="how many fits the budget is for (default 1)")
-    parser.add_argument("--owners", type=int, help="their public number (default: as the budget, else as the file)")
-    parser.add_argument("--output", required=True, help="the head's file (.npz)")
     parser.add_argument("--report", metavar="FILE", help="private: how many records were left out, for the operator")
     parser.add_argument(
         "--score-prompt",
@@ -89,9 +99,9 @@ def fit(options: argparse.Namespace) -> int:
     scores = None if llm is None else LabelScores(llm, labels, options.score_prompt.replace("\\n", "\n"))
     store = private_store(options, read_file(options, options.data, keys_of(options), labels, is_private=True))
     budget = open_budget(options, store, lambda _: options.fits, "-head")
-    more: dict[str, Any] = {"public": public, "scores": scores}
-    more |= {"owners": options.owners, "output": options.output, "input_key": options.input_key}
-    head = PrivateHead.fit(store, labels, budget, **more, progress=options.private_notes)
+    made = {"store": store, "labels": labels, "budget": budget, "public": public, "scores": scores}
+    asked = given(options, *_FIT.keys() & vars(options).keys())
+    head = PrivateHead.fit(**asked | made, progress=options.private_notes)
     if options.report is not None:
         _write_report(options.report, head.fit_report)
     line = budget.line("head", 1.0)

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from langchain_dpicl.cli import check_apart, given, model_of
+from langchain_dpicl.cli import TYPES, check_apart, flag, given, model_of
 from langchain_dpicl.errors import InvalidConfiguration, InvalidParameter
+from langchain_dpicl.parameters import sentence
 from langchain_dpicl.spec import SECTIONS, Spec, checked
 from langchain_dpicl.spec.conflicts import renamed
 from langchain_dpicl.spec.description import SelectorSection
@@ -32,22 +33,15 @@ def add_kinds(parser: Any) -> None:
     for option in dict.fromkeys(option for fields in by_kind.values() for option in fields):
         fields = {kind: mine[option][1] for kind, mine in by_kind.items() if option in mine}
         first, *others = fields.values()
-        usual = ""
-        if first.default not in (None, "", PydanticUndefined) and all(each.default == first.default for each in others):
-            usual = f" (default {first.default})"
-        if first is SelectorSection.model_fields.get(option):
-            _add(takes, option, first, _words(first) + usual)
-            continue
+        how = TYPES["bool" if first.annotation is bool else "str"]
+        is_same = all(each.default == first.default for each in others)
+        usual = f" (default {first.default})" * (is_same and first.default not in (None, "", PydanticUndefined))
         alike: dict[str, list[str]] = {}  # the kinds by their words for the option
         for kind, field in fields.items():
-            alike.setdefault(_words(field), []).append(kind)
-        _add(what, option, first, "; ".join(f"{words}{usual} [{', '.join(of)}]" for words, of in alike.items()))
-
-
-def _words(field: FieldInfo) -> str:
-    """The first sentence about a field."""
-    sentence = re.split(r"(?<=\w)[.:;] ", field.description or "")[0].rstrip(".")
-    return sentence.replace("`", "").replace("%", "%%")
+            alike.setdefault(sentence(option, field.description or ""), []).append(kind)
+        is_shared = first is SelectorSection.model_fields.get(option)
+        words = "; ".join(words + usual + f" [{', '.join(of)}]" * (not is_shared) for words, of in alike.items())
+        (takes if is_shared else what).add_argument(flag(option), help=words, **how)
 
 
 def spec_of(options: argparse.Namespace) -> Spec:
@@ -86,11 +80,6 @@ def spec_of(options: argparse.Namespace) -> Spec:
     raise InvalidParameter(flag(option), getattr(options, option), words)
 
 
-def flag(option: str) -> str:
-    """Return an option as it is written."""
-    return f"--{option.replace('_', '-')}"
-
-
 def _fields(kind: str) -> dict[str, tuple[str, FieldInfo]]:
     """Return the options of a kind: of each its place in a description, and its field there.
 
@@ -117,12 +106,6 @@ def _mode(given: str) -> str:
     if given in RENAMED:
         raise argparse.ArgumentTypeError(renamed(given).partition(";")[0])
     return given
-
-
-def _add(group: Any, option: str, field: FieldInfo, words: str) -> None:
-    """Declare an option."""
-    how: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if field.annotation is bool else {}
-    group.add_argument(flag(option), default=None, help=words, **how)
 
 
 def _value(options: argparse.Namespace, option: str, field: FieldInfo) -> Any:

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from threading import Timer
 from typing import Any
 
-from langchain_dpicl.cli import add_calls, add_prices, add_run, calls_of, chosen, given, lab, show
+from langchain_dpicl.cli import add_parameters, add_prices, add_run, chosen, given, lab, show
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.parameters import Parameter, parameters_of
 from langchain_dpicl.privacy import MECHANISMS, CallCosts, LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.checks import FrozenMapping, probability, whole
 from langchain_dpicl.privacy.choice import Crowd, best_rate, best_vote, calls_made, options_of, refuse_noise
@@ -40,6 +41,7 @@ def plan_options(parser: Any) -> None:
     limit.
     """
     add_run(parser, plan)
+    selector = parameters_of("selection/__init__.py", "PoissonExampleSelector")
     target = parser.add_argument_group("the promise")
     target.add_argument("--epsilon", type=float, required=True, help="all releases together stay below this epsilon")
     target.add_argument("--delta", type=float, required=True, help="at this delta; choose it below 1/owners")
@@ -48,17 +50,16 @@ def plan_options(parser: Any) -> None:
     target.add_argument("--noise", choices=sorted(_NOISE), help="of a vote (default: the plan chooses)")
     shape = parser.add_argument_group("the ensemble")
     shape.add_argument("--owners", type=int, help="people whose exemplars are in the store")
-    add_calls(shape, members=10)
-    shape.add_argument("--rate", type=float, help="sampling rate, instead of members * shots / owners")
+    shared = {name: selector[name] for name in ("members", "calls", "pad_to", "max_calls", "shots", "rate")}
+    add_parameters(shape, shared, members=f" (default {_MEMBERS})")
+    shape.add_argument("--accept-noise", action="store_true", help="go on even if the plan is all noise")
     shape.add_argument("--labels", type=int, help="labels (default 2), candidates (100), or points of a median (101)")
     shape.add_argument("--margin", type=int, action="append", default=[], help="votes by which a winner leads (repeat)")
     gate = parser.add_argument_group("the relevance gate")
     gate.add_argument("--gated", action="store_true", help="plan for tickets: --releases counts them, for each owner")
-    gate.add_argument("--eligible", type=int, help="owners that a query finds eligible: a public estimate")
+    add_parameters(gate, {"eligible": selector["eligible"]})
     fixed = parser.add_argument_group("fixed numbers of a mechanism")
-    for name, used_by in _fixed().items():
-        about = MECHANISMS[used_by[0]].fixed()[name].metadata["words"]
-        fixed.add_argument(f"--{name}", type=float, help=f"{', '.join(used_by)}: {about}")
+    add_parameters(fixed, _fixed())
     fixed.add_argument("--fields", type=int, help="structured: fields of equal shares (an optional number is two)")
     fixed.add_argument("--means", type=int, help="structured: how many of the fields are clipped means (default 0)")
     bill = parser.add_argument_group("the bill")
@@ -69,17 +70,21 @@ def plan_options(parser: Any) -> None:
     parser.add_argument("--plot", metavar="FILE.png", help="draw the trade-offs between epsilon, releases and noise")
 
 
-def _fixed() -> dict[str, list[str]]:
-    """The fixed numbers that a mechanism may have, but for shares and own calls, each with those that have it."""
-    found: dict[str, list[str]] = {}
-    for family in MECHANISMS.values():
-        for name in sorted(set(family.fixed()) - {OWN_CALLS, *_SHARES}):
-            found.setdefault(name, []).append(family.name)
+def _fixed() -> dict[str, Parameter]:
+    """The fixed numbers that a mechanism may have, but for own calls; the words begin with those that have it."""
+    fields = [(family.name, field) for family in MECHANISMS.values() for field in family.fixed().values()]
+    found = {}
+    for _, field in fields:
+        families = ", ".join(family for family, each in fields if each.name == field.name)
+        found[field.name] = Parameter(str(field.type), "None", f"{families}: {field.metadata['words']}")
+    del found[OWN_CALLS]
     return found
 
 
 _SHARES = ("shares", "mean_shares")
 """The fixed numbers of a mechanism whose draws divide eps0."""
+
+_MEMBERS = 10
 
 _PATIENCE = 5.0
 """Seconds after which a plan says that it still works."""
@@ -101,12 +106,18 @@ def _told_if_slow() -> Iterator[None]:
 @_told_if_slow()
 def plan(options: argparse.Namespace) -> int:
     """Solve, print and draw. Raises the package's errors, which the command line prints."""
-    (solved, gate, crowd), calls = _solved(options), None
+    solved, gate, crowd = _solved(options)
+    calls = None
     if options.prompt_tokens is not None:
         calls = CallCosts(options.prompt_tokens, options.answer_tokens, options.price_in, options.price_out)
-    shape: dict[str, Any] = {"members": crowd.members, "expected": crowd.expected, "labels": _labels(options)}
-    shape["shots"] = options.shots if gate is None else None
-    numbers = solved.numbers(**shape, margins=options.margin, calls=calls)
+    numbers = solved.numbers(
+        members=crowd.members,
+        expected=crowd.expected,
+        labels=_labels(options),
+        shots=options.shots if gate is None else None,
+        margins=options.margin,
+        calls=calls,
+    )
     numbers["plan"] = json.loads(solved.to_json())
     warnings = []
     if options.owners is not None and options.delta >= 1.0 / options.owners:  # one owner may be revealed whole
@@ -116,7 +127,7 @@ def plan(options: argparse.Namespace) -> int:
         if warnings:
             numbers["warning"] = warnings[0]
     else:
-        _add_gate(gate, numbers, solved.lines[gate.mechanism], shape["labels"])
+        _add_gate(gate, numbers, solved.lines[gate.mechanism], _labels(options))
         text = _gated_words(gate, numbers)
         if gate.rate == 1.0:
             warnings.append("every eligible owner takes part, so nothing is amplified: fewer members or shots?")
@@ -151,19 +162,21 @@ def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None, Crow
     mechanism, rate = options.mechanism, options.rate
     owners: Any = None if options.owners is None else whole("owners", options.owners)
     fixed, known = given(options, *_fixed()), MECHANISMS[mechanism].fixed()
-    if known.keys() >= set(_SHARES):
+    if known.keys() >= set(_SHARES) and not given(options, *_SHARES):
         fields = whole("fields", options.fields, at_most=PARTS)
         means = whole("means", options.means or 0, at_least=0, at_most=fields)
         fixed |= {"shares": (1.0 / fields,) * (fields - means), "mean_shares": (1.0 / fields,) * means}
     elif stray := given(options, "fields", "means"):
-        raise InvalidParameter(*next(iter(stray.items())), "given for --mechanism structured")
+        raise InvalidParameter(*next(iter(stray.items())), "given for --mechanism structured, without --shares")
     for name, value in fixed.items():
         if name not in known:
             raise InvalidParameter(name, value, f"{mechanism} has no such number")
     if options.noise is not None and mechanism != GAUSSIAN:
         raise InvalidParameter("noise", options.noise, f"given for --mechanism {GAUSSIAN}")
-    shape = calls_of(options, members=10)
-    members = calls_made(*(shape.get(name) for name in ("members", "calls", "pad_to", "max_calls")))
+    if options.calls is not None and options.shots is not None:
+        raise InvalidParameter("shots", options.shots, "left out with --calls: a call has one owner")
+    members = options.members if given(options, "members", "calls") else _MEMBERS
+    members = calls_made(members, options.calls, options.pad_to, options.max_calls)
     if options.calls is not None and OWN_CALLS not in known:
         raise InvalidParameter("calls", options.calls, f"left out: {mechanism} has no proof for one owner per call")
     if MECHANISMS[mechanism].all_take_part:
@@ -191,13 +204,20 @@ def _solved(options: argparse.Namespace) -> tuple[PrivacyPlan, Gate | None, Crow
         mechanism = _NOISE[options.noise] if options.noise else best_vote(*promise, rate, crowd, labels)
     numbers, gate = FrozenMapping({**fixed, **options_of(crowd)}), None
     if options.gated:
-        outputs = members if options.calls is None else options.calls
-        named = {"calls": options.calls is not None, "eligible": eligible, "owners": owners, "members": outputs}
-        gate = Gate(*promise[:2], mechanism, numbers, rate=rate, tickets=promise[2], **named)
+        gate = Gate(
+            *promise[:2],
+            mechanism,
+            numbers,
+            eligible=eligible,
+            owners=owners,
+            members=options.calls or members,
+            rate=rate,
+            tickets=promise[2],
+            calls=options.calls is not None,
+        )
         solved = gate.solve(rate, gate.tickets)
     else:
-        of = None if options.rate is not None else owners
-        request = LineRequest(mechanism, rate, promise[2], options=numbers, owners=of)
+        request = LineRequest(mechanism, rate, promise[2], options=numbers, owners=None if options.rate else owners)
         solved = PrivacyPlan.solve(epsilon=options.epsilon, delta=options.delta, lines={mechanism: request})
     line = solved.lines[mechanism]
     if not options.accept_noise:
@@ -227,8 +247,9 @@ def _add_gate(gate: Gate, found: dict[str, Any], planned: PlanLine, labels: int)
     shares = sorted({1.0, 0.5, 0.1, 0.01, gate.eligible / gate.owners}, reverse=True)
     found["lasts"] = [{"share": share, "queries": int(gate.tickets / share + 1e-9)} for share in shares]
     found["trade_off"] = gate.trade_off()
-    counts = sorted({gate.tickets, gate.lasting})
-    found["blind"] = [gate.point(gate.members, gate.blind_rate, queries=count) for count in counts]
+    found["blind"] = [
+        gate.point(gate.members, gate.blind_rate, queries=count) for count in sorted({gate.tickets, gate.lasting})
+    ]
 
 
 def _gated_words(gate: Gate, found: dict[str, Any]) -> str:
@@ -266,8 +287,11 @@ def _gated_words(gate: Gate, found: dict[str, Any]) -> str:
     for members in sorted({point["members"] for point in points}):
         row = [point for point in points if point["members"] == members]
         text.append(f"  {members:>7,}  {row[0]['rate']:>7.4g}" + "".join(f"  {_cell(point):>18}" for point in row))
-    blind = f"Without the gate, {gate.members:,} {gate.unit}s sample all {gate.owners:,} owners at a rate of"
-    text += ["", f"{blind} {gate.blind_rate:.4g}:"]
+    text += [
+        "",
+        f"Without the gate, {gate.members:,} {gate.unit}s sample all {gate.owners:,} owners at a rate of "
+        f"{gate.blind_rate:.4g}:",
+    ]
     for point in found["blind"]:
         why = ", as long as an average owner's tickets last" if point["queries"] == gate.lasting else ""
         text.append(f"  {point['queries']:,} queries in all{why}: {parameter} {_cell(point)}")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli import add_run, add_witness, show
+from langchain_dpicl.cli import add_run, add_witness, flag, show
 from langchain_dpicl.durable import replacing, sync_folder
 from langchain_dpicl.errors import InvalidConfiguration, InvalidParameter
 
@@ -27,9 +27,15 @@ _ONE = (
 _SECTIONS = {
     *("chain", "head", "store", "model", "release", "selector", "budget", "keys", "server", "metrics"),
 }
+_OWNER = slice(stat.ST_UID, stat.ST_GID + 1)
 _WHAT = "PATH_OR_URL"
 _WANTED = "a server's configuration (YAML or TOML), a ledger's file, or its sqlite:/// or postgresql:// address"
 _AS_IT_IS = "this release reads it as it is, and there is nothing to upgrade"
+_FORMATS = {
+    b"notes": f"it holds the notes of a data file: {_AS_IT_IS}",
+    b"fit": f"it is an unfinished fit: {_AS_IT_IS}",
+    b"job": "it is the journal of an unfinished job, which no release reads any more: run the job again",
+}
 
 
 def upgrade_options(parser: Any) -> None:
@@ -73,7 +79,7 @@ def upgrade(options: argparse.Namespace) -> int:
     _refuse_other(path, start)
     for name in ("witness", "key_file", "without_witness"):
         if getattr(options, name):
-            raise InvalidParameter(f"--{name.replace('_', '-')}", getattr(options, name), "left out: it is a ledger's")
+            raise InvalidParameter(flag(name), getattr(options, name), "left out: it is a ledger's")
     return _configuration(options, path.resolve())
 
 
@@ -87,12 +93,9 @@ def _refuse_other(path: Path, start: bytes) -> None:
             bound = f"it is a head: {_AS_IT_IS}"
         elif "header.npy" in names:
             bound = f"it is a saved store: {_store(path)}"
-    elif start.startswith(b'{"format": "dpicl-notes-'):
-        bound = f"it holds the notes of a data file: {_AS_IT_IS}"
-    elif start.startswith(b'{"format": "dpicl-fit-'):
-        bound = f"it is an unfinished fit: {_AS_IT_IS}"
-    elif start.startswith(b'{"format": "dpicl-job-'):
-        bound = "it is the journal of an unfinished job, which no release reads any more: run the job again"
+    else:
+        found = re.match(rb'\{"format": "dpicl-(\w+)-', start)
+        bound = found and _FORMATS.get(found[1])
     if bound is not None:
         raise InvalidParameter(_WHAT, str(path), bound)
 
@@ -182,21 +185,17 @@ def _configuration(options: argparse.Namespace, path: Path) -> int:
     about = path.stat()
     _replace(path, about, kept, old, new, dry_run=options.dry_run)
     facts = {"file": str(path), "changed": not options.dry_run, "changes": changes}
-    facts |= {} if options.dry_run else {"kept": str(kept)}
-    lines = [
-        f"{path.name}: would be changed" if options.dry_run else f"{path.name}: changed; the old file is {kept.name}"
-    ]
-    lines += [f"  {change}" for change in changes]
-    lines += [f"check it: dpicl serve --config {path.name} --check"] * (not options.dry_run)
-    if not options.dry_run and (names := [each.name for each in (path, kept) if _owner(each.stat()) != _owner(about)]):
-        user, group = _owner(about)
-        facts["warning"] = f"not of user {user} and group {group} as before, which you may not set: {', '.join(names)}"
+    lines = [f"  {change}" for change in changes]
+    if options.dry_run:
+        return show(options, facts, "\n".join([f"{path.name}: would be changed", *lines]))
+    facts["kept"] = str(kept)
+    lines = [f"{path.name}: changed; the old file is {kept.name}", *lines]
+    lines.append(f"check it: dpicl serve --config {path.name} --check")
+    if names := [each.name for each in (path, kept) if each.stat()[_OWNER] != about[_OWNER]]:
+        owner = f"user {about.st_uid} and group {about.st_gid}"
+        facts["warning"] = f"not of {owner} as before, which you may not set: {', '.join(names)}"
         lines.append(f"warning: {facts['warning']}")
     return show(options, facts, "\n".join(lines))
-
-
-def _owner(about: os.stat_result) -> tuple[int, int]:
-    return about.st_uid, about.st_gid
 
 
 def _gone(values: dict[str, Any]) -> Iterator[tuple[str, str]]:

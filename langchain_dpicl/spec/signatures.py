@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic.types import StrictBool, StrictFloat, StrictInt, StrictStr
 
 from langchain_dpicl.members.chains import read_lines
+from langchain_dpicl.parameters import words_of
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 
@@ -59,13 +60,8 @@ _STRICT: dict[Any, Any] = {int: StrictInt, float: StrictFloat, bool: StrictBool}
 
 def described(constructor: Callable[..., Any]) -> dict[str, str]:
     """Return the words for each parameter, from the docstring (of a class: and its bases')."""
-    found: dict[str, str] = {}
-    for each in inspect.getmro(constructor) if isinstance(constructor, type) else (constructor,):
-        _, _, section = inspect.cleandoc(each.__doc__ or "").partition("Parameters\n----------\n")
-        for names, words in re.findall(r"^(\w+(?:, \w+)*)\n((?: {4}.*\n|\n)+)", f"{section}\n", re.MULTILINE):
-            for name in names.split(", "):
-                found.setdefault(name, " ".join(words.split()))
-    return found
+    bases = inspect.getmro(constructor) if isinstance(constructor, type) else (constructor,)
+    return words_of(*(each.__doc__ for each in bases))
 
 
 def fields_of(constructor: Callable[..., Any], bounds: Mapping[str, FieldInfo] | None = None) -> dict[str, Any]:

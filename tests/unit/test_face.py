@@ -20,7 +20,7 @@ ROOT = Path(langchain_dpicl.__file__).parent
 LAYERS: list[set[str]] = [
     {"errors"},
     {"extras"},
-    {"privacy", "sql", "durable"},
+    {"privacy", "sql", "durable", "parameters"},
     {"calls"},
     {"private"},
     {"store", "aggregators", "local"},

@@ -1,0 +1,54 @@
+"""Parameters of this package's functions, and the words for them, read from source and docstrings without an import."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_HERE = Path(__file__).parent
+
+
+class Parameter(NamedTuple):
+    """A parameter as its source has it. ``default`` is None if it must be given."""
+
+    annotation: str
+    default: str | None
+    description: str
+
+
+def words_of(*docstrings: str | None) -> dict[str, str]:
+    """Return the words for each parameter, from the sections "Parameters". The first docstring that has one counts."""
+    found: dict[str, str] = {}
+    for text in docstrings:
+        _, _, section = inspect.cleandoc(text or "").partition("Parameters\n----------\n")
+        for names, words in re.findall(r"^(\w+(?:, \w+)*)\n((?: {4}.*\n|\n)+)", f"{section}\n", re.MULTILINE):
+            for name in names.split(", "):
+                found.setdefault(name, " ".join(words.split()))
+    return found
+
+
+def sentence(name: str, description: str) -> str:
+    """The first sentence about a parameter; of one that shares its description, the one that begins with its name."""
+    own = re.search(rf"(?:^|(?<=\. ))``{name}`` is (.*)", description)
+    words = own[1] if own else description
+    return re.split(r"(?<=[^\s.])[.;](?: |$)", words)[0].replace("`", "").replace("%", "%%")
+
+
+def parameters_of(file: str, kind: str, method: str = "__init__") -> dict[str, Parameter]:
+    """Return the parameters of a method, which it or its class, the ``kind``, describes. ``file``: of this package."""
+    node: Any = ast.parse((_HERE / file).read_bytes())
+    docstrings: list[str | None] = []
+    for name in (kind, method):
+        node = next(each for each in node.body if getattr(each, "name", None) == name)
+        docstrings.insert(0, ast.get_docstring(node))
+    words = words_of(*docstrings)
+    given = node.args
+    defaults = [None] * (len(given.args) - len(given.defaults)) + given.defaults + given.kw_defaults
+    return {
+        each.arg: Parameter(ast.unparse(each.annotation), default and ast.unparse(default), words.get(each.arg, ""))
+        for each, default in zip(given.args + given.kwonlyargs, defaults, strict=True)
+        if each.annotation is not None  # as that of self is
+    }
