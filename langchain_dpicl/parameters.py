@@ -30,6 +30,12 @@ def words_of(*docstrings: str | None) -> dict[str, str]:
     return found
 
 
+def kinds() -> list[str]:
+    """Return the names of the kinds of aggregators, in the order of their files."""
+    texts = [file.read_text("utf-8") for file in sorted(_HERE.glob("aggregators/*.py"))]
+    return re.findall(r'^    kind = "(.+)"$', "".join(texts), re.MULTILINE)
+
+
 def sentence(name: str, description: str) -> str:
     """The first sentence about a parameter; of one that shares its description, the one that begins with its name."""
     own = re.search(rf"(?:^|(?<=\. ))``{name}`` is (.*)", description)

@@ -66,10 +66,11 @@ def parser_of(given: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"langchain-dpicl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
+        command: Any = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name in given[:1]:
             declare = getattr(import_module(f".{module}", __name__), f"{name.replace('-', '_')}_options")
             command.description = inspect.getdoc(declare)
+            command.given = given[1:]
             declare(command)
     return parser
 

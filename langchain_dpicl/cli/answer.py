@@ -22,6 +22,7 @@ from langchain_dpicl.cli import (
 )
 from langchain_dpicl.cli.data import keys_of, notes_of, private_store, read_file
 from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
+from langchain_dpicl.parameters import kinds
 
 if TYPE_CHECKING:
     from langchain_dpicl import PrivateHead
@@ -46,8 +47,6 @@ def answer_options(parser: Any) -> None:
 
     --config asks what `dpicl serve` would answer, from the same store and on the same budget.
     """
-    from langchain_dpicl.cli.kinds import add_kinds
-
     add_run(parser, answer)
     parser.add_argument("--config", metavar="FILE", help="a server's file, instead of all options but the questions'")
     parser.add_argument("--caller", metavar="NAME", help="with --config: the caller who asks (default: anonymous)")
@@ -63,6 +62,13 @@ def answer_options(parser: Any) -> None:
     parser.add_argument("--limit", type=int, help="use only the first N test records")
     parser.add_argument("--compare", action="store_true", help="show answers that are NOT private beside --question's")
     add_model(parser, "the usual one")
+    if {"-h", "--help"} & {*parser.given} and not any(word.startswith("--mode") for word in parser.given):
+        names = ", ".join([*kinds(), "documents", "head"])  # to import them would take most of the time
+        more = "`dpicl answer --mode KIND --help` has the options of kinds"
+        parser.add_argument("--mode", metavar="KIND", help=f"the kind of answer (default vote): {names}; {more}")
+        return
+    from langchain_dpicl.cli.kinds import add_kinds
+
     add_kinds(parser)
 
 

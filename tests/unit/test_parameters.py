@@ -14,10 +14,11 @@ import pytest
 from plan_command import answer, run
 
 from langchain_dpicl import PoissonExampleSelector, PrivacyBudget, PrivateHead
+from langchain_dpicl.aggregators import KINDS
 from langchain_dpicl.cli import head, main, parse
 from langchain_dpicl.cli import plan as plan_module
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.parameters import Parameter, parameters_of, sentence, words_of
+from langchain_dpicl.parameters import Parameter, kinds, parameters_of, sentence, words_of
 from langchain_dpicl.privacy import MECHANISMS, LineRequest, PrivacyPlan, lines
 from langchain_dpicl.privacy.mechanism import count, flag, number, numbers
 from langchain_dpicl.privacy.mechanisms import Vote
@@ -44,6 +45,10 @@ def test_the_source_says_what_the_method_says(place: tuple[str, ...], method: An
         default = None if parameter.default is parameter.empty else repr(parameter.default)
         annotation = parameter.annotation.replace('"', "'")
         assert found[name] == Parameter(annotation, default, words.get(name, "")), name
+
+
+def test_kinds_are_named_by_their_files() -> None:
+    assert sorted(kinds()) == sorted(KINDS)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +180,7 @@ def test_shares_may_be_given_one_by_one(capsys: pytest.CaptureFixture[str]) -> N
     ("command", "not_needed"),
     [
         ("fit", {"langchain_core", "numpy", "pydantic"}),
+        ("answer", {"langchain_core", "numpy", "pydantic"}),
         ("plan", {"langchain_core", "sqlalchemy", "pydantic"}),
     ],
 )
@@ -185,3 +191,17 @@ def test_help_loads_nothing_that_takes_time(command: str, not_needed: set[str]) 
     )
     assert "usage: " in done.stdout
     assert not_needed.isdisjoint(done.stdout.splitlines()[-1].split())
+
+
+def test_help_on_answers_names_the_kinds_and_the_command_that_shows_their_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for given, has_options in ((["--help"], False), (["--mode", "ptr", "-h"], True)):
+        with pytest.raises(SystemExit):
+            main(["answer", *given])
+        shown = " ".join(capsys.readouterr().out.split())
+        assert all(kind in shown for kind in (*KINDS, "documents", "head"))
+        assert ("--delta0" in shown, "`dpicl answer --mode KIND --help`" in shown) == (has_options, not has_options)
+    with pytest.raises(SystemExit):
+        main(["answer", "--mode", "loud"])
+    assert "invalid choice: 'loud'" in capsys.readouterr().err

@@ -157,7 +157,7 @@ class Loudest(NoisyVote):
 KINDS["loudest"] = Loudest
 from langchain_dpicl.cli import main
 
-main(["answer", "--help"])
+main(["answer", "--mode", "loudest", "--help"])
 """
 
 
