@@ -39,8 +39,8 @@ class CandidateVote(Embedded[str]):
         A public list of at least two different texts, or a chain that writes zero-shot answers to the query, as for
         `EmbeddingMean`. If all that it writes is equal, the query is refused and costs nothing.
     n_candidates
-        How many answers to ask the chain for. Few that differ are better than many that are alike, among which votes
-        are divided.
+        How many answers to ask the chain for, 20 unless given. Few that differ are better than many that are alike,
+        among which votes are divided.
 
     An answer that is empty, or without a direction of the candidates' dimension, abstains.
     """
@@ -50,15 +50,15 @@ class CandidateVote(Embedded[str]):
     mechanism = EXPONENTIAL
 
     def __init__(
-        self, embeddings: Embeddings, candidates: Runnable[Any, Any] | Sequence[str], n_candidates: int = 20
+        self, embeddings: Embeddings, candidates: Runnable[Any, Any] | Sequence[str], n_candidates: int | None = None
     ) -> None:
         if candidates is None:
             raise InvalidParameter("candidates", None, "a chain, or a list of texts")
-        super().__init__(embeddings, candidates, n_candidates)
+        super().__init__(embeddings, candidates, n_candidates, usual=20)
         if self._chain is None and len(set(map(plain, self.texts))) < max(2, len(candidates)):  # type: ignore[arg-type]
             raise InvalidParameter("candidates", candidates, "at least two texts, all different")
         if self._chain is not None:
-            checks.whole("n_candidates", n_candidates, at_least=2)
+            checks.whole("n_candidates", self.n_candidates, at_least=2)
         self._places: NDArray[np.int64] = np.zeros((0, 0), np.int64)
 
     def prepare(self, values: Mapping[str, Any], options: Options, answers: Sequence[object] = ()) -> Self:

@@ -31,14 +31,18 @@ class Embedded(Aggregator[T]):
     takes_own_calls = True
 
     def __init__(
-        self, embeddings: Embeddings, candidates: Runnable[Any, Any] | Sequence[str] | None, n_candidates: int
+        self,
+        embeddings: Embeddings,
+        candidates: Runnable[Any, Any] | Sequence[str] | None,
+        n_candidates: int | None,
+        usual: int,
     ) -> None:
         if not isinstance(embeddings, Embeddings):
             raise InvalidParameter("embeddings", type(embeddings).__name__, "LangChain Embeddings")
         if hasattr(embeddings, "document_embedding_store"):
             raise UnsafeConfigurationError("embeddings with a cache would keep private answers: use the model itself")
         self.embeddings = embeddings
-        self.n_candidates = checks.whole("n_candidates", n_candidates)
+        self.n_candidates = checks.whole("n_candidates", usual if n_candidates is None else n_candidates)
         self._chain: Runnable[Any, Any] | None = None
         self.texts: tuple[str, ...] = ()
         if isinstance(candidates, Runnable):
@@ -53,6 +57,8 @@ class Embedded(Aggregator[T]):
                 if not isinstance(text, str) or not text.strip():
                     raise InvalidParameter(f"candidates[{i}]", text, "a non-empty text")
             self.texts = tuple(dict.fromkeys(text.strip() for text in candidates))
+        if self._chain is None and n_candidates is not None:
+            raise InvalidParameter("n_candidates", n_candidates, "left out without a chain that writes candidates")
         self._lock = threading.Lock()
         self._units: NDArray[np.float64] | None = None  # the candidates' directions, one row each
         self._dimension = 0

@@ -202,7 +202,8 @@ def _reader(
     if is_mean and kind not in (int, float, date):
         raise InvalidParameter("means", kind, "int, float or date, as it is in means")
     if kind in (int, float, date):
-        return (NoisyMean if is_mean else NoisyMedian)(*_bounds(kind, constraints), decimal=decimal), ()
+        mark = "." if kind is date else decimal
+        return (NoisyMean if is_mean else NoisyMedian)(*_bounds(kind, constraints), decimal=mark), ()
     if kind is str:
         if candidates is None:
             raise InvalidParameter("candidates", "str", 'a Literal, or a str with public candidates={"...": [...]}')

@@ -113,7 +113,7 @@ class Keywords(Aggregator[ReleasedKeywords]):
         k: int | tuple[int, int] = (15, 30),
         *,
         delta0: float | None = None,
-        select: float = 1.0,
+        select: float | None = None,
         words: Words | None = None,
     ) -> Keywords:
         """The k most frequent words of all answers, from no fixed domain, by propose-test-release.
@@ -134,7 +134,8 @@ class Keywords(Aggregator[ReleasedKeywords]):
         delta0
             Default: so that all releases of the plan together use half of its delta for it.
         select
-            eps0 = select / sigma for the choice of k. With one public k it is 0.
+            eps0 = select / sigma for the choice of k, 1 unless given. With one public k it is 0: there is no choice,
+            and ``select`` is refused.
         words
             How texts become words.
 
@@ -358,7 +359,9 @@ class _ProposeTestRelease(Keywords):
     def constructor(cls) -> Callable[..., Any]:
         return Keywords.ptr
 
-    def __init__(self, k: int | tuple[int, int], delta0: float | None, select: float, words: Words | None) -> None:
+    def __init__(
+        self, k: int | tuple[int, int], delta0: float | None, select: float | None, words: Words | None
+    ) -> None:
         super().__init__(words)
         pair = (k, k) if not isinstance(k, (tuple, list)) else tuple(k)
         if len(pair) != 2:
@@ -366,7 +369,11 @@ class _ProposeTestRelease(Keywords):
         self.least = checks.whole("k", pair[0])
         self.most = checks.whole("k", pair[1], at_least=self.least)
         chooses_k = self.most > self.least
-        given = {"select": select if chooses_k else 0.0}
+        if not chooses_k and select is not None:
+            raise InvalidParameter("select", select, "left out with one public k: there is no choice")
+        if select is None:
+            select = 1.0 if chooses_k else 0.0
+        given = {"select": select}
         if delta0 is not None:
             given["delta0"] = delta0
         checked = PTR.of({"delta0": 0.25, **given}).options

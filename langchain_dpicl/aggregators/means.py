@@ -46,7 +46,7 @@ class EmbeddingMean(Embedded[T]):
         ``n_candidates`` times with ``examples=[]``, before anything is charged, and should sample (a temperature above
         0), since equal answers count once. If it gives fewer, the release is the nearest of those.
     n_candidates
-        How many answers to ask the chain for.
+        How many answers to ask the chain for, 100 unless given (20 in a file and on the command line).
     release
         "text" for a candidate, "vector" for the noisy mean as a list of numbers (then there are no candidates).
 
@@ -65,7 +65,7 @@ class EmbeddingMean(Embedded[T]):
         self: EmbeddingMean[str],
         embeddings: Embeddings,
         candidates: Runnable[Any, Any] | Sequence[str] | None = ...,
-        n_candidates: int = ...,
+        n_candidates: int | None = ...,
         *,
         release: Literal["text"] = ...,
     ) -> None: ...
@@ -78,7 +78,7 @@ class EmbeddingMean(Embedded[T]):
         self,
         embeddings: Embeddings,
         candidates: Runnable[Any, Any] | Sequence[str] | None = ...,
-        n_candidates: int = ...,
+        n_candidates: int | None = ...,
         *,
         release: Literal["text", "vector"] = ...,
     ) -> None: ...
@@ -87,7 +87,7 @@ class EmbeddingMean(Embedded[T]):
         self,
         embeddings: Embeddings,
         candidates: Runnable[Any, Any] | Sequence[str] | None = None,
-        n_candidates: int = 100,
+        n_candidates: int | None = None,
         *,
         release: Literal["text", "vector"] = "text",
     ) -> None:
@@ -97,7 +97,7 @@ class EmbeddingMean(Embedded[T]):
             bound = 'a chain, or a list of texts; None with release="vector", and only there'
             raise InvalidParameter("candidates", candidates and type(candidates).__name__, bound)
         self.release = release
-        super().__init__(embeddings, candidates, n_candidates)
+        super().__init__(embeddings, candidates, n_candidates, usual=100)
 
     @property
     def options(self) -> Options:

@@ -78,6 +78,8 @@ class Bounded(Aggregator[N], Generic[N]):
         if (kinds[0] is date) != (kinds[1] is date):
             raise InvalidParameter("high", high, "a date if low is one, and only then")
         self._type: Any = float if float in kinds else kinds[0]
+        if self._type is date and decimal != ".":
+            raise InvalidParameter("decimal", decimal, "left out for dates")
         bounds: list[Any] = [low, high]
         given: list[Any] = bounds if self._type is date else [self._type(each) for each in bounds]
         self.low: N = given[0]

@@ -17,6 +17,7 @@ from typing_extensions import TypeVar
 
 from langchain_dpicl.aggregators.base import Aggregator, name_of
 from langchain_dpicl.aggregators.fields import Part, part_of
+from langchain_dpicl.aggregators.numbers import NoisyMedian
 from langchain_dpicl.aggregators.reading import answer_of
 from langchain_dpicl.calls.flow import Either, Flow, arun, run
 from langchain_dpicl.errors import InvalidParameter
@@ -103,6 +104,7 @@ class Structured(Aggregator[M], Generic[M]):
         own = after is not BaseModel.model_post_init and after.__name__ != "init_private_attributes"
         if own or model.__init__ is not BaseModel.__init__:
             raise InvalidParameter("model", model.__name__, "a model without an __init__ or model_post_init of its own")
+        NoisyMedian(0, 1, decimal=decimal)  # a wrong mark is refused by its own name, not by a field's
         self.model = model
         given: dict[str, Mapping[str, Any]] = {
             "candidates": candidates or {},
@@ -119,6 +121,8 @@ class Structured(Aggregator[M], Generic[M]):
         for name, info in model.model_fields.items():
             part = part_of(name, info, given["candidates"].get(name), embeddings, name in given["means"], decimal)
             self.parts.append(replace(part, share=weighed.get(name, 1.0) / total / len(part.mechanisms)))
+        if decimal != "." and all(getattr(part.reader, "decimal", ".") == "." for part in self.parts):
+            raise InvalidParameter("decimal", decimal, "left out without a field of numbers")
         used = sum(len(part.mechanisms) for part in self.parts)
         if not 1 <= used <= PARTS:
             raise InvalidParameter("model", used, f"a model of 1 to {PARTS} mechanisms, two for an optional number")

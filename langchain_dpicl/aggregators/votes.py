@@ -109,8 +109,9 @@ class NoisyVote(Aggregator[T]):
         Release ``{"label": ..., "confidence": ..., "counts": ...}``: the winner, its probability after prior and noisy
         counts, and these counts. Gaussian.
     lead
-        By what share of the votes the winner is expected to lead, a public estimate. It serves the choice of the
-        mechanism, and says how much a vote weighs against the prior. It costs no privacy if it is wrong.
+        By what share of the votes the winner is expected to lead, 0.3 unless given: a public estimate. It serves the
+        choice of the mechanism, and says how much a vote weighs against the prior. It costs no privacy if it is wrong.
+        Refused if there is neither a choice nor a prior.
     mechanism
         "vote" or "vote-em", to leave the plan no choice.
 
@@ -136,7 +137,7 @@ class NoisyVote(Aggregator[T]):
         prior: Prior | None = ...,
         scores: Literal[False] = ...,
         details: Literal[False] = ...,
-        lead: float = ...,
+        lead: float | None = ...,
         mechanism: str | None = ...,
     ) -> None: ...
 
@@ -146,7 +147,6 @@ class NoisyVote(Aggregator[T]):
         labels: Sequence[str],
         *,
         scores: Literal[True],
-        lead: float = ...,
         mechanism: str | None = ...,
     ) -> None: ...
 
@@ -157,7 +157,7 @@ class NoisyVote(Aggregator[T]):
         *,
         prior: Prior | None = ...,
         details: Literal[True],
-        lead: float = ...,
+        lead: float | None = ...,
         mechanism: str | None = ...,
     ) -> None: ...
 
@@ -169,7 +169,7 @@ class NoisyVote(Aggregator[T]):
         prior: Prior | None = ...,
         scores: bool = ...,
         details: bool = ...,
-        lead: float = ...,
+        lead: float | None = ...,
         mechanism: str | None = ...,
     ) -> None: ...
 
@@ -180,7 +180,7 @@ class NoisyVote(Aggregator[T]):
         prior: Prior | None = None,
         scores: bool = False,
         details: bool = False,
-        lead: float = LEAD,
+        lead: float | None = None,
         mechanism: str | None = None,
     ) -> None:
         self.labels = check_labels("labels", labels)
@@ -194,10 +194,13 @@ class NoisyVote(Aggregator[T]):
             )
         known = ("scores",) if self.scores or self.details else (GAUSSIAN, EXPONENTIAL)
         if mechanism is not None and mechanism not in known:
-            raise InvalidParameter("mechanism", mechanism, " or ".join(map(repr, known)))
+            bound = " or ".join(map(repr, known)) + (" without scores and details" if len(known) > 1 else "")
+            raise InvalidParameter("mechanism", mechanism, bound)
         self._choices = known if mechanism is None else (mechanism,)
         self.mechanism = self._choices[0]
-        self.lead = checks.real("lead", lead, above=0.0, below=1.0)
+        if lead is not None and len(self._choices) == 1 and prior is None and not self.details:
+            raise InvalidParameter("lead", lead, "left out if there is no mechanism to choose and no prior to weigh")
+        self.lead = LEAD if lead is None else checks.real("lead", lead, above=0.0, below=1.0)
         self._exact = {normal(label): i for i, label in enumerate(self.labels)}
         self._words = [re.compile(rf"(?<!\w){re.escape(normal(label))}(?!\w)") for label in self.labels]
         self._chain: Runnable[Any, Any] | None = None

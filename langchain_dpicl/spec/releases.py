@@ -79,6 +79,8 @@ class AggregatorSection(ReleaseSection):
             given.setdefault("embeddings", local.local_embeddings())
         if "candidates" in given and given["candidates"] is None:
             given["candidates"] = chain("candidates")
+            if given["n_candidates"] is None:
+                given["n_candidates"] = 20  # each is a call of the model before every answer
         if isinstance(given.get("prior"), list):
             given["prior"] = chain("prior")
         made: Aggregator[Any] = self.made_by.constructor()(**given)
@@ -207,7 +209,6 @@ _TASKS: dict[MembersTask, type[AggregatorSection]] = {
     "write": WrittenSection,
 }
 _LEFT_OUT = ("release",)  # an answer is a text here, not a vector
-_FEWER = {"n_candidates": (Count, 20)}  # each is a call of the model before every answer
 _WORDS = {  # of chains that a file cannot give, but ask for
     "candidates": "Public texts, a list or a file with one a line. Left out: the model writes ``n_candidates`` of them",
     "prior": "A public opinion where votes are few: zero_shot, a mapping of labels to probabilities, or public texts "
@@ -224,10 +225,9 @@ def section_of(made_by: type[Aggregator[Any]]) -> type[AggregatorSection]:
     for name, (kind, field) in fields_of(constructor).items():
         if name in (*base.own, *_LEFT_OUT):
             continue
-        kind, default = _FEWER.get(name, (kind, field.default))
         if name == "prior":
             kind = from_lines(kind | list[str])
-        fields[name] = kind, Field(default, description=_WORDS.get(name, field.description))
+        fields[name] = kind, Field(field.default, description=_WORDS.get(name, field.description))
     if made_by.task == "write":
         usual = base.model_fields["max_tokens"].description
         fields["max_tokens"] = Count, Field(made_by.max_tokens, description=usual)

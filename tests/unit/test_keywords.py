@@ -216,7 +216,7 @@ def outputs_of(heights: Mapping[str, int], members: int) -> list[object]:
     return [frozenset(word for word, height in heights.items() if i < height) for i in range(members)]
 
 
-def ptr(k: int | tuple[int, int], delta0: float, select: float = 1.0) -> Keywords:
+def ptr(k: int | tuple[int, int], delta0: float, select: float | None = None) -> Keywords:
     return prepared(Keywords.ptr(k, select=select, words=EACH), {"delta0": delta0})
 
 

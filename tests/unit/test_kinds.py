@@ -8,11 +8,22 @@ from typing import Any
 
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.runnables import RunnableLambda
 from pydantic import BaseModel, Field
 
 import langchain_dpicl
-from langchain_dpicl import Keywords, LabelVote, NoisyMean, NoisyMedian, NoisyVote, Structured
+from langchain_dpicl import (
+    CandidateVote,
+    EmbeddingMean,
+    Keywords,
+    LabelVote,
+    NoisyMean,
+    NoisyMedian,
+    NoisyVote,
+    Structured,
+)
 from langchain_dpicl.aggregators import KINDS, Aggregator
+from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.private.boundary import ABSTAIN
 
 EMBEDDINGS = DeterministicFakeEmbedding(size=8)
@@ -98,3 +109,45 @@ def test_members_are_asked_for_what_a_kind_reads() -> None:
     usual = "Write the note for the text"
     assert Keywords.joint_em().asked(usual) == usual
     assert Structured(Visit).asked(usual) == f'{usual} as JSON: {{"urgent": true or false, "days": 0 to 30}}'
+
+
+# -- parameters without any use ----------------------------------------------------------------------------------------
+
+
+class Choice(BaseModel):
+    urgent: bool
+    day: date = Field(ge=date(2026, 1, 1), le=date(2026, 12, 31))
+
+
+@pytest.mark.parametrize(
+    ("make", "parameter"),
+    [
+        (lambda: Structured(Choice, decimal=","), "decimal"),
+        (lambda: Structured(Choice, decimal="x"), "decimal"),
+        (lambda: NoisyMedian(date(2026, 1, 1), date(2026, 1, 2), decimal=","), "decimal"),
+        (lambda: NoisyMean(date(2026, 1, 1), date(2026, 1, 2), decimal=","), "decimal"),
+        (lambda: CandidateVote(EMBEDDINGS, ["x", "y"], 20), "n_candidates"),
+        (lambda: EmbeddingMean(EMBEDDINGS, ["x", "y"], 100), "n_candidates"),
+        (lambda: EmbeddingMean(EMBEDDINGS, None, 100, release="vector"), "n_candidates"),  # type: ignore[call-overload]
+        (lambda: Keywords.ptr(3, select=1.0), "select"),
+        (lambda: Keywords.ptr((3, 3), select=1.0), "select"),
+        (lambda: NoisyVote(["a", "b"], scores=True, lead=0.3), "lead"),
+        (lambda: NoisyVote(["a", "b"], mechanism="vote", lead=0.3), "lead"),
+    ],
+)
+def test_a_parameter_without_any_use_is_refused_in_python(make: Any, parameter: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        make()
+    assert caught.value.parameter == parameter
+
+
+def test_a_parameter_that_is_left_out_has_its_default() -> None:
+    chain = RunnableLambda(str)
+    assert CandidateVote(EMBEDDINGS, chain).n_candidates == CandidateVote(EMBEDDINGS, chain, None).n_candidates == 20
+    assert EmbeddingMean(EMBEDDINGS, chain).n_candidates == 100
+    assert Keywords.ptr((3, 5)).options == {"select": 1.0}
+    assert Keywords.ptr(3).options == {"select": 0.0}
+    assert NoisyVote(["a", "b"], lead=None).lead == 0.3
+    for used in ({"details": True}, {"prior": {"a": 1.0}, "mechanism": "vote-em"}, {}):
+        vote: Any = NoisyVote(["a", "b"], lead=0.5, **used)  # type: ignore[call-overload]
+        assert vote.lead == 0.5
