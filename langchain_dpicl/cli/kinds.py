@@ -9,12 +9,14 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
+import yaml  # type: ignore[import-untyped]
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from langchain_dpicl.cli import TYPES, check_apart, flag, given, model_of
 from langchain_dpicl.errors import InvalidConfiguration, InvalidParameter
 from langchain_dpicl.parameters import sentence
+from langchain_dpicl.serving.secrets import content_of
 from langchain_dpicl.spec import SECTIONS, Spec, checked
 from langchain_dpicl.spec.conflicts import renamed
 from langchain_dpicl.spec.description import SelectorSection
@@ -70,13 +72,10 @@ def spec_of(options: argparse.Namespace) -> Spec:
     made, mistakes = checked(Spec, {name: part for name, part in filled.items() if part}, Path())
     if made is not None:
         return made
-    told: dict[str, str] = {}
-    for place, words in mistakes:
-        option, words = _option(options, mine, place, words), words.replace("Field required", "given")
-        told[option] = f"{told[option]}, or: {words}" if option in told else words  # each alternative has its own
+    told = [(_option(options, mine, *each), each[1].replace("Field required", "given")) for each in mistakes]
     if len(told) > 1:
-        raise InvalidConfiguration("the command line", [(flag(option), words) for option, words in told.items()])
-    ((option, words),) = told.items()
+        raise InvalidConfiguration("the command line", [(flag(option), words) for option, words in told])
+    ((option, words),) = told
     raise InvalidParameter(flag(option), getattr(options, option), words)
 
 
@@ -89,7 +88,7 @@ def _fields(kind: str) -> dict[str, tuple[str, FieldInfo]]:
     taken = {"kind", "model", *found}
     for name, field in SECTIONS[kind].model_fields.items():
         if name != "kind":
-            found[f"{kind}_{name}" if name in taken else name] = f"release.{kind}.{name}", field
+            found[f"{kind}_{name}" if name in taken else name] = f"release.{name}", field
     return found
 
 
@@ -98,7 +97,7 @@ def _option(options: argparse.Namespace, mine: dict[str, tuple[str, FieldInfo]],
     for option, (known, _) in mine.items():
         if f"{place}.".startswith((f"{known}.", f"{known}[")):
             return option
-    named = [place.rpartition(".")[2], *re.findall(r"\w+", words)]
+    named = [place.replace(".", "_"), place.rpartition(".")[2], *re.findall(r"\w+", words)]
     return next((word for word in named if hasattr(options, word)), "mode")
 
 
@@ -110,8 +109,6 @@ def _mode(given: str) -> str:
 
 def _value(options: argparse.Namespace, option: str, field: FieldInfo) -> Any:
     """Return an option as a file would give it: texts by commas or in a file; numbers, dates and mappings as YAML."""
-    import yaml  # type: ignore[import-untyped]
-
     text = getattr(options, option)
     if not isinstance(text, str):
         return text
@@ -123,7 +120,7 @@ def _value(options: argparse.Namespace, option: str, field: FieldInfo) -> Any:
     if any(get_origin(kind) is list for kind in map(_bare, kinds)) and text[:1] not in ("[", "{"):
         return [part.strip() for part in text.split(",")] if "," in text else text
     try:
-        return yaml.safe_load(text)
+        return content_of(text, is_toml=False)
     except (yaml.YAMLError, ValueError, RecursionError):  # such as a date that is none
         return text
 

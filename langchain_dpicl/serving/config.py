@@ -17,19 +17,19 @@ from langchain_dpicl.serving.guards import ApiKeys, Limits
 from langchain_dpicl.serving.routes import PATH
 from langchain_dpicl.serving.secrets import KeyFile, filled, mapping_of
 from langchain_dpicl.spec import Spec, checked
-from langchain_dpicl.spec.signatures import Section
+from langchain_dpicl.spec.signatures import FilePath, Section, Text
 
 
 class ServerSection(Section):
     """The address to listen on, and the limits of one request."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, Field(pattern=r"^[\w.:%-]+$")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     workers: Annotated[int, Field(ge=1, le=64)] = 1
     path: Annotated[str, Field(pattern=f"^{PATH}$")] = "/answer"
     page: bool = True
-    title: str = "Private answers"
-    input_key: str | None = None
+    title: Text = "Private answers"
+    input_key: Text | None = None
     """The key under which the page asks; default: the store's or the head's, and "input" for a chain of one's own."""
     anonymous: bool = False
     max_body_bytes: int = Limits.max_body_bytes
@@ -49,11 +49,14 @@ class ServerSection(Section):
     log_private_notes: bool = False
     """Whether the log has counts of private records: what was left out of the data, for instance."""
 
+    def check(self) -> None:
+        Limits(self.max_body_bytes, self.max_batch, self.max_concurrency, self.body_seconds)
+
 
 class MetricsSection(Section):
     """``/metrics`` for Prometheus. It shows all callers' use together, so it has a key of its own."""
 
-    key: str | None = Field(None, repr=False)
+    key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(None, repr=False)
     """The hash of the key; may be left out on an anonymous server."""
     principals: bool = False
     """Whether to name callers who have budgets of their own."""
@@ -62,7 +65,7 @@ class MetricsSection(Section):
 class Configuration(Spec):
     """A whole configuration. Make one with `read`."""
 
-    keys: dict[str, str | list[str]] | Path = Field(default_factory=dict, repr=False)
+    keys: dict[str, str | list[str]] | FilePath = Field(default_factory=dict, repr=False)
     """Names, each with the hash of its key, or with several: an old key and a new one. Or a file of them, which is
     followed."""
     server: ServerSection = ServerSection()

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+
 from langchain_dpicl.errors import InvalidParameter
 
 PLACES = (("store", "url"), ("budget", "ledger"), ("budget", "witness"), ("model", "url"), ("metrics", "key"))
@@ -22,17 +24,21 @@ _RACY_SECONDS = 1.0
 """A file that was changed so shortly before it was read may be changed again at what its clock calls the same time."""
 
 
+class _Yaml(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML in which 1e-6 is a number, as in JSON and YAML 1.2. To PyYAML it is a text."""
+
+
+_WITH_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$", re.ASCII)
+_Yaml.add_implicit_resolver("tag:yaml.org,2002:float", _WITH_EXPONENT, "-+.0123456789")
+
+
 def content_of(text: str, is_toml: bool) -> Any:
     """Return the content of a YAML or TOML text. Raises `ValueError`, ``yaml.YAMLError`` or `RecursionError`."""
-    import yaml  # type: ignore[import-untyped]
-
-    return tomllib.loads(text) if is_toml else yaml.safe_load(text)
+    return tomllib.loads(text) if is_toml else yaml.load(text, _Yaml)
 
 
 def mapping_of(parameter: str, path: Path) -> dict[str, Any]:
     """Return what a YAML or TOML file holds. Raises `InvalidParameter` unless it is a mapping with names as keys."""
-    import yaml
-
     reason, values = "not a mapping of names", None
     try:
         values = content_of(path.read_text("utf-8"), path.suffix == ".toml")

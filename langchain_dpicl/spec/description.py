@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import Runnable
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
 
 from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.budget.terms import Replay
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.selection import PoissonExampleSelector
-from langchain_dpicl.spec.conflicts import conflicts, kind_of
-from langchain_dpicl.spec.releases import RENAMED, AnyRelease, DocumentsSection
-from langchain_dpicl.spec.signatures import Count, Section, section_from
+from langchain_dpicl.spec.conflicts import conflicts
+from langchain_dpicl.spec.mistakes import told
+from langchain_dpicl.spec.releases import RENAMED, DocumentsSection, GivenRelease, kind_of
+from langchain_dpicl.spec.signatures import Count, Section, Text, section_from
 from langchain_dpicl.spec.sources import HeadSection, ModelSection, StoreSection
 from langchain_dpicl.spec.typed import imported
+from langchain_dpicl.store import sql
 from langchain_dpicl.store.filters import MetadataFilter
+from langchain_dpicl.store.store import ExemplarStore
 
 MEMBERS = 20
 """Parallel calls, unless a description says how many."""
@@ -37,7 +40,7 @@ def _read_filter(given: Any) -> Any:
 class SelectorSection(Section):
     """Members whose examples owners share, or calls of one owner each; the rate; and the relevance gate."""
 
-    threshold: Annotated[float, Field(strict=True, ge=-1, le=1)] | None = None
+    threshold: Annotated[float, Field(ge=-1, le=1)] | None = None
     """The least similarity of an owner's best example to a question, for the owner to take part. Public."""
     filter: Annotated[Any, AfterValidator(_read_filter)] = None
     """Which examples count, by their metadata (`store.filters`). Public."""
@@ -47,11 +50,15 @@ class SelectorSection(Section):
     count_empty: bool = False
     """Whether the answers of members without examples count."""
 
-    @model_validator(mode="after")
-    def _check(self) -> SelectorSection:
+    def check(self) -> None:
+        """Make the selector, too, over a store of nobody."""
         if (self.threshold is None and self.filter is None) != (self.eligible is None):
             raise ValueError("eligible (a public estimate of the owners let through) goes with a threshold or a filter")
-        return self
+        self.over(ExemplarStore.empty(DeterministicFakeEmbedding(size=1)), is_near=False)
+        if self.count_empty and "calls" in self.model_dump(exclude_none=True):
+            raise InvalidParameter(
+                "count_empty", True, "left out with calls: nothing stands in an absent owner's place"
+            )
 
     def over(self, store: Any, is_near: bool) -> PoissonExampleSelector:
         """Make the selector. ``is_near``: near exemplars are looked for also without a threshold."""
@@ -63,7 +70,10 @@ class SelectorSection(Section):
         return PoissonExampleSelector(store, **given)
 
 
-@section_from(PrivacyBudget)
+@section_from(
+    PrivacyBudget,
+    bounds={"name": Field(min_length=1, max_length=255), "soft_limit": Field(gt=0, le=1)},
+)
 class BudgetSection(Section):
     """The guarantee, and the ledger that enforces it.
 
@@ -77,18 +87,20 @@ class BudgetSection(Section):
     epsilon: Annotated[float, Field(gt=0)]
     delta: Annotated[float, Field(gt=0, lt=1)]
     releases: Annotated[int, Field(ge=1)]
-    ledger: str = Field("sqlite:///dpicl-budget.db", repr=False)
-    witness: str | None = Field(None, repr=False)
+    ledger: Text = Field("sqlite:///dpicl-budget.db", repr=False)
+    witness: Text | None = Field(None, repr=False)
     """A path or a database URL; None: beside the ledger."""
     replay: Replay = "principal"
     replay_patience: Annotated[float, Field(ge=0)] = 300.0
 
-    @model_validator(mode="after")
-    def _check(self) -> BudgetSection:
+    def check(self) -> None:
         given: Any = self
         if given.tickets and given.soft_limit is not None:
-            raise ValueError("leave out soft_limit if tickets is true: there is no last answer to be near to")
-        return self
+            bound = "left out if tickets is true: there is no last answer to be near to"
+            raise InvalidParameter("soft_limit", given.soft_limit, bound)
+        sql.parse(self.ledger, "ledger", "sqlite:///budget.db")
+        if self.replay is False and "replay_patience" in self.model_fields_set:
+            raise InvalidParameter("replay_patience", self.replay_patience, "left out if replay is false")
 
     def open(self, folder: Path) -> PrivacyBudget:
         """Open the ledger. Paths, a SQLite URL's too, are relative to the folder."""
@@ -113,8 +125,8 @@ class Spec(Section):
     head: HeadSection | None = None
     store: StoreSection | None = None
     model: ModelSection = ModelSection()
-    release: AnyRelease | None = None
-    selector: SelectorSection = SelectorSection()
+    release: GivenRelease | None = None
+    selector: SelectorSection = Field(default_factory=SelectorSection)
     budget: BudgetSection | None = None
     folder: Path = Field(default=Path(), exclude=True)
 
@@ -141,7 +153,7 @@ class Spec(Section):
         """Return the release over a store. A selector that cannot be made is refused before any ledger."""
         assert self.release is not None
         selector = self.selector.over(store, self.is_of_documents)
-        return self.release.over(selector, open_budget(), self.model, self.folder, self.selector.count_empty)
+        return self.release.over(selector, open_budget, self.model, self.folder, self.selector.count_empty)
 
     @property
     def is_of_documents(self) -> bool:
@@ -153,27 +165,13 @@ M = TypeVar("M", bound=Spec)
 
 
 def checked(made_by: type[M], values: Mapping[str, Any], folder: Path) -> tuple[M | None, list[tuple[str, str]]]:
-    """Return the description, or None with all mistakes: of each its place, and words that show no value."""
+    """Return the description, or None with all mistakes: of each its place in the file, and words without its value."""
     mistakes = list(conflicts(values, folder))
-    kind = kind_of(values)
+    kind = kind_of(values.get("release"))
     if kind in RENAMED:  # its other mistakes are told, too
         values = {**values, "release": {**values["release"], "kind": RENAMED[kind]}}
     try:
         made = made_by.model_validate({**values, "folder": folder}, context=folder)
     except ValidationError as error:
-        return None, [*told(error), *mistakes]
+        return None, [*told(error, values), *mistakes]
     return (None if mistakes else made), mistakes
-
-
-def told(error: ValidationError) -> list[tuple[str, str]]:
-    """Return the place of each mistake, and words that show no value."""
-    return [*map(_told, error.errors(include_input=False, include_url=False))]
-
-
-def _told(fault: Any) -> tuple[str, str]:
-    """A mistake as its field and words: of an `InvalidParameter` what is allowed, and no value."""
-    field, cause = ".".join(map(str, fault["loc"])), fault.get("ctx", {}).get("error")
-    if isinstance(cause, InvalidParameter):
-        own = fault["loc"][-1:] == (cause.parameter,)
-        return field if own else f"{field}.{cause.parameter}".lstrip("."), cause.bound
-    return field, re.sub(r"^Value error, ", "", fault["msg"])

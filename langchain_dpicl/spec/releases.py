@@ -11,25 +11,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from langchain_core.runnables import Runnable, RunnableLambda
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, PlainValidator, ValidationInfo, create_model
 
 from langchain_dpicl import local
 from langchain_dpicl.aggregators import KINDS, Aggregator
 from langchain_dpicl.aggregators.base import MembersTask
+from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.decoding import documents
 from langchain_dpicl.decoding.sampler import DPSampler
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.members.chains import ModelChoice, Wording, label_member
 from langchain_dpicl.release.ensemble import PrivateEnsemble
 from langchain_dpicl.release.sealed import DPAggregate
-from langchain_dpicl.spec.signatures import Count, Section, fields_of, from_lines, is_model_class, section_from
+from langchain_dpicl.spec.mistakes import Mistake, together
+from langchain_dpicl.spec.signatures import Count, Section, Text, fields_of, from_lines, is_model_class, section_from
 from langchain_dpicl.spec.sources import ModelSection
 from langchain_dpicl.spec.typed import TypedSection
 
 Chain = Runnable[Any, Any]
+OpenBudget = Callable[[], PrivacyBudget]
 
 DOCUMENTS = "documents"
 
@@ -45,17 +48,9 @@ class ReleaseSection(Section):
         """The form that examples' outputs must have: ``label_of`` and ``unread`` of `check_file`."""
         return {}
 
-    def check(self) -> None:
-        """Raise `InvalidParameter` for settings of which no release can be made."""
-
-    def over(self, selector: Any, budget: Any, model: ModelSection, folder: Path, count_empty: bool) -> Any:
-        """Make the release."""
+    def over(self, selector: Any, open_budget: OpenBudget, model: ModelSection, folder: Path, count_empty: bool) -> Any:
+        """Make the release. The budget's ledger is opened when all else is made."""
         raise NotImplementedError
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self.check()
-        return self
 
 
 class AggregatorSection(ReleaseSection):
@@ -106,11 +101,12 @@ class AggregatorSection(ReleaseSection):
         """Make the member and the aggregator."""
         return self.member(model, words), self.aggregator(partial(self.chain, model, words))
 
-    def over(self, selector: Any, budget: Any, model: ModelSection, folder: Path, count_empty: bool) -> Any:
+    def over(self, selector: Any, open_budget: OpenBudget, model: ModelSection, folder: Path, count_empty: bool) -> Any:
         store = selector.store
         member, aggregator = self.parts(model.choice, Wording(store.input_key, store.output_key or "output"))
         how = model.model_dump(include={"max_concurrency", "timeout"}) | {"count_empty": count_empty}
-        return PrivateEnsemble(selector, member, **how) | DPAggregate(aggregator, budget, return_receipt=True)
+        ensemble = PrivateEnsemble(selector, member, **how)
+        return ensemble | DPAggregate(aggregator, open_budget(), return_receipt=True)
 
 
 class ChosenSection(AggregatorSection):
@@ -118,7 +114,7 @@ class ChosenSection(AggregatorSection):
 
     instruction: str | None = None
     """The members' task, without a full stop. Default: the usual words."""
-    content_free: str | list[str] | None = None
+    content_free: str | Annotated[list[str], Field(min_length=1)] | None = None
     """A text that says nothing, or several, by which the model's leaning to a label is set right."""
 
     def member(self, model: ModelChoice, words: Wording) -> Any:
@@ -151,16 +147,21 @@ class StructuredSection(TypedSection, WrittenSection):
 
     own = ("candidates", "means", "weights")
 
+    def check(self) -> None:
+        """Each declared field by itself, so that all mistakes are told; then all of them together."""
+        alone = [] if self.model else [{"fields": {name: each}, "decimal": "."} for name, each in self.fields.items()]
+        found: dict[Mistake, None] = {}
+        for part in [*alone, {}]:
+            try:
+                self.model_copy(update=part).aggregator()
+            except InvalidParameter as error:
+                name = error.parameter if self.model else error.parameter.replace("model.", "fields.")
+                found[(name,), error.bound] = None
+        if found:
+            raise together([*found])
+
     def given(self) -> dict[str, Any]:
         return {**super().given(), **self.typed()}
-
-    def aggregator(self, chain: Callable[[str], Chain] = lambda name: RunnableLambda(str)) -> Aggregator[Any]:
-        try:
-            return super().aggregator(chain)
-        except InvalidParameter as error:
-            name = error.parameter if self.model is not None else error.parameter.replace("model.", "fields.")
-            wrong = InvalidParameter(name, error.value, error.bound)
-        raise wrong
 
 
 @section_from(
@@ -168,8 +169,8 @@ class StructuredSection(TypedSection, WrittenSection):
     DPSampler,
     # A sampler is made after its budget's ledger is opened: what can be known before is told with all other mistakes.
     bounds={
-        **dict.fromkeys(("question_tokens", "max_tokens", "top_k", "slots"), Field(strict=True, ge=1)),
-        "min_tokens": Field(strict=True, ge=0),
+        **dict.fromkeys(("question_tokens", "max_tokens", "top_k", "slots"), Field(ge=1)),
+        "min_tokens": Field(ge=0),
         "shots": Field(gt=0, le=1e6),
         "temperature": Field(ge=0.01, le=100),
         "cap": Field(ge=0, le=100),
@@ -196,11 +197,13 @@ class DocumentsSection(ReleaseSection):
             raise InvalidParameter("min_tokens", given.min_tokens, "at most max_tokens")
         if given.slots is not None and not given.pad:
             raise InvalidParameter("slots", given.slots, "left out if pad is false")
+        if "" in (given.stop, *(given.stop or ())):
+            raise InvalidParameter("stop", given.stop, "texts that are not empty")
 
-    def over(self, selector: Any, budget: Any, model: ModelSection, folder: Path, count_empty: bool) -> Any:
+    def over(self, selector: Any, open_budget: OpenBudget, model: ModelSection, folder: Path, count_empty: bool) -> Any:
         logits = documents.logits_of(model.choice, folder, [self.end] if isinstance(self.end, str) else self.end or [])
         settings = self.model_dump(exclude={"kind", "end"}, exclude_none=True)
-        return DPSampler.over_documents(logits, selector, budget, return_receipt=True, **settings)
+        return DPSampler.over_documents(logits, selector, open_budget(), return_receipt=True, **settings)
 
 
 _TASKS: dict[MembersTask, type[AggregatorSection]] = {
@@ -226,7 +229,7 @@ def section_of(made_by: type[Aggregator[Any]]) -> type[AggregatorSection]:
         if name in (*base.own, *_LEFT_OUT):
             continue
         if name == "prior":
-            kind = from_lines(kind | list[str])
+            kind = from_lines(kind | Annotated[list[Text], Field(min_length=1)])
         fields[name] = kind, Field(field.default, description=_WORDS.get(name, field.description))
     if made_by.task == "write":
         usual = base.model_fields["max_tokens"].description
@@ -262,7 +265,17 @@ def of_today(kind: str) -> dict[str, Any]:
     return found
 
 
-if TYPE_CHECKING:
-    AnyRelease = ReleaseSection
-else:
-    AnyRelease = Annotated[Union[tuple(SECTIONS.values())], Field(discriminator="kind")]  # noqa: UP007
+def kind_of(release: Any) -> str:
+    """Return the kind of a release as it is given; "" if it is no text."""
+    kind = release.get("kind") if isinstance(release, Mapping) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def _of_kind(given: Any, info: ValidationInfo) -> ReleaseSection:
+    """Make the section of the kind that is given."""
+    if (kind := kind_of(given)) not in SECTIONS:
+        raise InvalidParameter("kind", "(not shown)", f"one of {', '.join(SECTIONS)}")
+    return SECTIONS[kind].model_validate(given, context=info.context)
+
+
+GivenRelease = Annotated[ReleaseSection, PlainValidator(_of_kind)]

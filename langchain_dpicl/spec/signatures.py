@@ -9,23 +9,78 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from langchain_core.runnables import Runnable
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
-from pydantic.types import StrictBool, StrictFloat, StrictInt, StrictStr
 
 from langchain_dpicl.members.chains import read_lines
 from langchain_dpicl.parameters import words_of
+from langchain_dpicl.spec.mistakes import mistakes_of, together
 
-Count = Annotated[int, Field(strict=True, ge=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def _filled(given: str) -> str:
+    if not given.strip() or "\0" in given:
+        raise ValueError("a text that is not empty")
+    return given
+
+
+Text = Annotated[str, AfterValidator(_filled)]
 
 
 class Section(BaseModel):
-    """A section of a description. It refuses what it does not know, and shows no value in its errors."""
+    """A section of a description. It refuses what it does not know, and shows no value in its errors.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
+    Nothing is converted: a truth value is no number, a text is none, and a whole number stands for a float alone.
+    """
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
+
+    def check(self) -> None:
+        """Raise `ValueError` for fields that do not go together, an `InvalidParameter` for one that has no use."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _tell_all(cls, given: Any, make: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        """Make and check the section, or tell all its mistakes: without the wrong fields, the others are tried again.
+
+        A mistake that then names a wrong field may follow from its absence, and is not told.
+        """
+        try:
+            made = make(given)
+            made.check()
+            return made
+        except ValueError as error:
+            found = mistakes_of(error, given)
+        wrong = {re.split(r"\W", str(place[0]))[0] for place, _ in found if place}
+        if isinstance(given, Mapping) and not wrong.isdisjoint(given):
+            left = {name: each for name, each in given.items() if name not in wrong}
+            try:
+                cls.model_validate(left, context=info.context)
+            except ValueError as error:
+                more = mistakes_of(error, left)
+                found += [each for each in more if wrong.isdisjoint(re.findall(r"\w+", str(each)))]
+        raise together(found)
 
 
 S = TypeVar("S", bound=Section)
@@ -45,17 +100,31 @@ class ReadLines:
 
 
 def _range(given: Any) -> Any:
-    """Return both ends of a range in words, such as "5-10"."""
-    found = re.fullmatch(r"(\d+)-(\d+)", given, re.ASCII) if isinstance(given, str) else None
-    return found.groups() if found else given
+    """Return both ends of a range: a list, or in words, such as "5-10"."""
+    if isinstance(given, str) and (found := re.fullmatch(r"(\d+)-(\d+)", given, re.ASCII)):
+        return tuple(map(int, found.groups()))
+    return tuple(given) if isinstance(given, list) and len(given) == 2 else given
 
 
-Lines = Annotated[list[StrictStr], BeforeValidator(ReadLines())]
+def _day(given: Any) -> Any:
+    """Return the date of a text such as "2026-03-31", which is how JSON says one."""
+    is_day = isinstance(given, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", given, re.ASCII)
+    return date.fromisoformat(given) if is_day else given
+
+
+def _path(given: Any) -> Any:
+    """Return the path that a text names."""
+    if not isinstance(given, str | Path) or "\0" in str(given):
+        raise ValueError("the path of a file or folder")
+    return Path(given)
+
+
+Day = Annotated[date, BeforeValidator(_day)]
+FilePath = Annotated[Path, BeforeValidator(_path)]
+Lines = Annotated[list[str], BeforeValidator(ReadLines())]
 """Public texts: a list, or a file with one a line."""
 
-_PLAIN = (bool, int, float, str, date, NoneType)
-_STRICT: dict[Any, Any] = {int: StrictInt, float: StrictFloat, bool: StrictBool}
-"""A truth value is no number, a text is none, and a whole number stays one."""
+_PLAIN: dict[Any, Any] = {kind: kind for kind in (bool, int, float, str, NoneType)} | {date: Day}
 
 
 def described(constructor: Callable[..., Any]) -> dict[str, str]:
@@ -113,7 +182,7 @@ def _field_type(annotation: Any) -> Any:
     """Return the type of a field: texts may be in a file, and a range in words."""
     kind = _given(annotation)
     alternatives = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    if list[StrictStr] in alternatives and str not in alternatives:
+    if list[str] in alternatives and str not in alternatives:
         return from_lines(kind)
     if any(get_origin(each) is tuple for each in alternatives):
         return Annotated[kind, BeforeValidator(_range)]
@@ -140,9 +209,9 @@ def _given(annotation: Any) -> Any:
     if origin in (Union, UnionType):
         return _union([found for each in inner if (found := _given(each)) is not None])
     if annotation in _PLAIN or origin is Literal or (origin is tuple and Ellipsis not in inner):
-        return _STRICT.get(annotation, annotation)
+        return _PLAIN.get(annotation, annotation)
     if origin in (list, Sequence):
-        return list[StrictStr] if inner == (str,) else None
+        return list[str] if inner == (str,) else None
     if origin in (dict, Mapping):
         key, value = map(_given, inner)
         return None if value is None else dict[key, value]  # type: ignore[valid-type]

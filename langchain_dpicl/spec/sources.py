@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from langchain_core.language_models import BaseLanguageModel
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -15,7 +16,8 @@ from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.members.chains import ModelChoice
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.private import notes
-from langchain_dpicl.spec.signatures import Count, Section
+from langchain_dpicl.spec.signatures import Count, FilePath, Section, Text
+from langchain_dpicl.store.records import RecordKeys
 from langchain_dpicl.store.tables import check_name
 
 if TYPE_CHECKING:
@@ -23,18 +25,16 @@ if TYPE_CHECKING:
 
 
 _ADDRESS = "postgresql://user@host/database"
+_BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_HOST = rf"(?:{_BYTE}(?:\.{_BYTE}){{3}}|\[[\da-fA-F.]*:[\da-fA-F:.]*\]|[\w.-]*[A-Za-z][\w.-]*)"
+# Of a model's server: for another, no client can be made.
+_WEB_ADDRESS = re.compile(rf"https?://(?:[!-~]+@)?{_HOST}(?::\d{{1,5}})?(?:[/?][!-~]*)?", re.ASCII)
 
 
 def _postgresql(url: str | None) -> str | None:
     if url is not None and sql.parse(url, "url", _ADDRESS).drivername != "postgresql+psycopg":
         raise InvalidParameter("url", "(not shown)", f'an address of PostgreSQL such as "{_ADDRESS}"')
     return url
-
-
-def _time_limit(value: Any) -> Any:
-    if value in ("auto", None) or (type(value) in (int, float) and 0 < value < float("inf")):
-        return value
-    raise ValueError("auto, a number of seconds > 0, or nothing at all")
 
 
 def _one_address(value: Any) -> Any:
@@ -53,36 +53,36 @@ class StoreSection(Section):
     embedded at every start; or ``data`` beside one of the others: then that keeps the embeddings, and is made equal to
     the data file at every start."""
 
-    file: Path | None = None
+    file: FilePath | None = None
     url: Annotated[str | None, AfterValidator(_postgresql)] = Field(None, repr=False)
     name: Annotated[str, AfterValidator(_collection)] = "exemplars"
     """The collection's, at the ``url``. With ``data``, it is made if there is none."""
     vectors_in_memory: bool = True
     """Whether each worker keeps the collection's vectors, for a threshold: 1.5 GB for a million of 384 numbers."""
-    data: Path | None = None
+    data: FilePath | None = None
     delimiter: str | None = None
     encoding: str | None = None
-    notes: Path | None = None
+    notes: FilePath | None = None
     """Where it is kept which budgets were opened on the data. Default: beside the data file, as ``FILE.dpicl``."""
     skip_bad: bool = False
     """Whether to leave out records that cannot be used. Only the private notes say how many."""
-    input_key: str = "text"
-    output_key: str | None = "label"
+    input_key: Text = "text"
+    output_key: Text | None = "label"
     """None for texts without outputs."""
-    owner_key: str | None = None
+    owner_key: Text | None = None
 
-    @model_validator(mode="after")
-    def _check(self) -> StoreSection:
+    def check(self) -> None:
         if self.file is None and self.url is None and self.data is None:
             raise ValueError("give file (a saved store), url (PostgreSQL), or data (JSON lines, CSV or Parquet)")
         if self.file is not None and self.url is not None:
             raise ValueError("give file or url: a store is in a file or on PostgreSQL")
-        given = self.model_fields_set
-        if self.url is None and (unused := sorted({"name", "vectors_in_memory"} & given)):
-            raise ValueError(f"leave out {', '.join(unused)}: a collection's, for url alone")
-        if self.data is None and (unused := sorted({"delimiter", "encoding", "notes", "skip_bad"} & given)):
-            raise ValueError(f"leave out {', '.join(unused)}: there is no data to be read")
-        return self
+        for is_unused, names, reason in (
+            (self.url is None, ("name", "vectors_in_memory"), "a collection's, for url alone"),
+            (self.data is None, ("delimiter", "encoding", "notes", "skip_bad"), "there is no data to be read"),
+            (self.data is None and self.url is None, RecordKeys._fields, "the saved store has it"),
+        ):
+            if is_unused and (unused := sorted(self.model_fields_set.intersection(names))):
+                raise InvalidParameter(unused[0], "(not shown)", f"left out: {reason}")
 
     def open(self, folder: Path, outputs: Mapping[str, Any]) -> LiveStore:
         """Open it. ``outputs``: what the examples' are, for `check_file`."""
@@ -92,7 +92,7 @@ class StoreSection(Section):
         from langchain_dpicl.store.datafile import Reading
         from langchain_dpicl.store.kept import kept_collection, store_of
         from langchain_dpicl.store.notes import DataNotes
-        from langchain_dpicl.store.records import RecordKeys, too_long
+        from langchain_dpicl.store.records import too_long
 
         model, keys = local_embeddings(), RecordKeys(self.input_key, self.output_key, self.owner_key)
         file = None if self.file is None else folder / self.file
@@ -125,8 +125,8 @@ class HeadSection(Section):
     A server reads it when it starts, and needs no budget and no ledger for it.
     """
 
-    file: Path
-    embeddings: Path | None = None
+    file: FilePath
+    embeddings: FilePath | None = None
     """The folder of the sentence-transformers model that embedded the head's records. Default: the embedded model."""
 
     @model_validator(mode="before")
@@ -154,13 +154,19 @@ class ModelSection(Section):
     a folder of `save_pretrained`, or a server that shows every token's log-probability.
     """
 
-    name: str | None = None
+    name: Text | None = None
     url: Annotated[str | None, BeforeValidator(_one_address)] = Field(default=None, repr=False)
     api_key_env: str = "OPENAI_API_KEY"
     max_concurrency: Count | None = None
     """How many calls of one answer run at once: not more than the server answers at once."""
-    timeout: Annotated[Any, AfterValidator(_time_limit)] = "auto"
-    """Seconds that one call may take before its member abstains."""
+    timeout: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
+    """Seconds that one call may take before its member abstains. None: no limit."""
+
+    def check(self) -> None:
+        if self.url is not None and not _WEB_ADDRESS.fullmatch(self.url):
+            raise InvalidParameter("url", "(not shown)", 'an address such as "http://127.0.0.1:8000/v1"')
+        if "api_key_env" in self.model_fields_set and self.choice.is_embedded:
+            raise InvalidParameter("api_key_env", "(not shown)", "left out without url: an embedded model has no key")
 
     @cached_property
     def choice(self) -> ModelChoice:

@@ -8,20 +8,19 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, create_model, model_validator
-from pydantic.types import StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, create_model
 
 from langchain_dpicl import local
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.spec.signatures import Lines, Section
+from langchain_dpicl.spec.signatures import Day, Lines, Section
 
-Bound = StrictInt | StrictFloat | date
+Bound = int | float | Day
 
 
 class FieldSection(Section):
     """One field of a structured answer: its type (unless ``model`` has it), and how it is released."""
 
-    choices: Annotated[list[StrictBool | StrictInt | StrictStr], Field(min_length=1)] | None = None
+    choices: Annotated[list[bool | int | str], Field(min_length=1)] | None = None
     """The values of a vote: texts, whole numbers, or true and false."""
     low: Bound | None = None
     high: Bound | None = None
@@ -35,12 +34,10 @@ class FieldSection(Section):
     weight: Annotated[float, Field(gt=0)] | None = None
     """The field's part of the release's epsilon; 1 unless given."""
 
-    @model_validator(mode="after")
-    def _check(self) -> FieldSection:
+    def check(self) -> None:
         bound = self.high if self.low is None else self.low
         if sum(each is not None for each in (self.choices, self.candidates, bound)) > 1:
             raise ValueError("choices, or candidates, or low and high: one of the three")
-        return self
 
     @property
     def annotation(self) -> Any:

@@ -220,28 +220,28 @@ def test_calls_are_limited_as_the_file_says(tmp_path: Path, monkeypatch: pytest.
         ({"budget.epsilon": "much"}, "budget.epsilon"),
         ({"budget.delta": None}, "budget.delta"),
         ({"budget.scope": "everybody"}, "budget.scope"),
-        ({"release.kind": "guess"}, "release"),
-        ({"release.kind": None}, "release"),
-        ({"release.labels": None}, "release.vote.labels"),
-        ({"release.k": 3}, "release.vote.k"),
+        ({"release.kind": "guess"}, "release.kind"),
+        ({"release.kind": None}, "release.kind"),
+        ({"release.labels": None}, "release.labels"),
+        ({"release.k": 3}, "release.k"),
         ({"store.data": None}, "store"),
         ({"store.file": "s.npz", "store.url": "postgresql://h/d"}, "store"),
-        ({"store.name": "notes"}, "store"),
-        ({"store.vectors_in_memory": False}, "store"),
-        ({"store": {"url": "postgresql://h/d", "delimiter": ";"}}, "store"),
+        ({"store.name": "notes"}, "store.name"),
+        ({"store.vectors_in_memory": False}, "store.vectors_in_memory"),
+        ({"store": {"url": "postgresql://h/d", "delimiter": ";"}}, "store.delimiter"),
         ({"store": {"url": "sqlite:///CANARY.db"}}, "store.url"),
         ({"store": {"url": "CANARY"}}, "store.url"),
         ({"store.url": "postgresql://h/d", "store.name": "No name"}, "store.name"),
         ({"store": None}, "server.yaml"),
         ({"chain": "own:chain"}, "server.yaml"),
         ({"chain": "own"}, "chain"),
-        ({"release.prior": "one_shot"}, "release.vote.prior"),
-        ({"release.mechanism": "ptr"}, "release.vote.mechanism"),
+        ({"release.prior": "one_shot"}, "release.prior"),
+        ({"release.mechanism": "ptr"}, "release.mechanism"),
         (
             {"release": {"kind": "label-vote", "labels": ["a", "b"], "instruction": "x"}},
-            "release.label-vote.instruction",
+            "release.instruction",
         ),
-        ({"release": {"kind": "label-vote", "labels": ["a", "b"], "prior": "zero_shot"}}, "release.label-vote.prior"),
+        ({"release": {"kind": "label-vote", "labels": ["a", "b"], "prior": "zero_shot"}}, "release.prior"),
         ({"release": {"kind": "label-vote", "labels": ["a", "b"]}, "model": {"name": "m"}}, "server.yaml"),
         ({"selector.calls": "many"}, "selector.calls"),
         ({"budget.accept_noise": "much"}, "budget.accept_noise"),
@@ -252,7 +252,7 @@ def test_calls_are_limited_as_the_file_says(tmp_path: Path, monkeypatch: pytest.
         ({"server.workers": 0}, "server.workers"),
         ({"server.path": "answer"}, "server.path"),
         ({"folder": "/"}, "config"),
-        ({"keys": ["mobile"]}, "keys.dict[str,union[str,list[str]]]"),
+        ({"keys": ["mobile"]}, "keys"),
     ],
 )
 def test_faults_are_named_by_section_and_field(changes: dict[str, Any], field: str, tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path, capsys: Any) -> None:
     code, out, err = run(capsys, "--config", str(path), "--check", "--json")
     assert code == 1
     assert json.loads(out)["error"] == "InvalidConfiguration"
-    fields = "budget.epsilon budget.delta selector.callz release.label-vote.labels store.data".split()
+    fields = "budget.epsilon budget.delta selector.callz release.labels store.data".split()
     for words in (*fields, "there is no 'no.csv'", "budget.tickets needs selector.threshold"):
         assert words in err
     assert KEY not in out + err
@@ -278,16 +278,16 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"selector.calls": 6}, "members"),
-        ({"selector": {"members": 5, "pad_to": 9}}, "pad_to"),
-        ({"selector": {"members": 5, "max_calls": 9}}, "max_calls"),
-        ({"selector": {"calls": 6, "max_calls": 3}}, "max_calls"),
-        ({"selector": {"calls": 0}}, "calls"),
-        ({"selector": {"calls": 6, "count_empty": True}}, "count_empty"),
-        ({"release.prior": {"c": 1}}, "release.vote.prior"),
-        ({"release.lead": 2}, "release.vote.lead"),
-        ({"release.scores": True, "release.details": True}, "release.vote.details"),
-        ({"release.details": True, "release.mechanism": "vote-em"}, "release.vote.mechanism"),
+        ({"selector.calls": 6}, "selector.members"),
+        ({"selector": {"members": 5, "pad_to": 9}}, "selector.pad_to"),
+        ({"selector": {"members": 5, "max_calls": 9}}, "selector.max_calls"),
+        ({"selector": {"calls": 6, "max_calls": 3}}, "selector.max_calls"),
+        ({"selector": {"calls": 0}}, "selector.calls"),
+        ({"selector": {"calls": 6, "count_empty": True}}, "selector.count_empty"),
+        ({"release.prior": {"c": 1}}, "release.prior"),
+        ({"release.lead": 2}, "release.lead"),
+        ({"release.scores": True, "release.details": True}, "release.details"),
+        ({"release.details": True, "release.mechanism": "vote-em"}, "release.mechanism"),
     ],
 )
 def test_votes_that_cannot_work_are_refused_before_any_ledger(
@@ -448,7 +448,7 @@ def test_questions_have_no_end_and_each_answer_says_nothing_of_tickets(tmp_path:
         ({"selector.threshold": None}, "selector"),
         ({"selector.threshold": None, "selector.eligible": None}, "server.yaml"),
         ({"budget.tickets": "many"}, "budget.tickets"),
-        ({"budget.soft_limit": 0.8}, "budget"),
+        ({"budget.soft_limit": 0.8}, "budget.soft_limit"),
     ],
 )
 def test_tickets_and_gates_that_cannot_work_are_refused(changes: dict[str, Any], field: str, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from langchain_dpicl.lab.evaluation.tasks import SEPARATOR, ClassificationTask, 
 from langchain_dpicl.privacy.checks import whole
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.plan import CallCosts
-from langchain_dpicl.spec.description import told
+from langchain_dpicl.spec.mistakes import told
 from langchain_dpicl.spec.releases import section_of
 
 _LABELS = ("vote", "label-vote", "head")
@@ -279,7 +279,7 @@ class Evaluation:
         try:
             return section_of(KINDS[kind]).model_validate(values).aggregator()
         except ValidationError as error:
-            mistakes = "; ".join(f"{place}: {words}" for place, words in told(error))
+            mistakes = "; ".join(f"{place}: {words}" for place, words in told(error, values))
         raise InvalidParameter("methods", method, f"{kind} with settings of its own ({mistakes})")
 
     def _label_study(
