@@ -163,6 +163,7 @@ class Witness(Database):
 
     def __init__(self, url: str, *, live: bool = False) -> None:
         self._live = live
+        self.needs_session = live
         self._lock: int | None = None
         super().__init__(url)
 

@@ -1,24 +1,19 @@
 """Databases: one meaning of a transaction on SQLite and PostgreSQL, and addresses that are shown without a password."""
 
-from langchain_dpicl.sql.address import (
-    CommitLost,
-    direct,
-    parse,
-    postgresql_engine,
-    reason,
-    shown,
-    sqlite_path,
-    sqlstate,
-)
-from langchain_dpicl.sql.database import Database, Kind, OwnLock, TryAgain, insert, place_of, transaction
+from langchain_dpicl.sql.address import PSYCOPG, parse, shown, sqlite_path
+from langchain_dpicl.sql.database import Database, Kind, OwnLock, direct, insert, place_of, transaction
+from langchain_dpicl.sql.faults import CommitLost, TryAgain, has_ended, reason, sqlstate
+from langchain_dpicl.sql.postgresql import postgresql_engine
 
 __all__ = [
+    "PSYCOPG",
     "CommitLost",
     "Database",
     "Kind",
     "OwnLock",
     "TryAgain",
     "direct",
+    "has_ended",
     "insert",
     "parse",
     "place_of",

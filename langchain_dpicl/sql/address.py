@@ -1,77 +1,39 @@
-"""A database's address, its driver, and the words for a fault.
-
-A message never holds a statement, its values or a password. The words of a PostgreSQL server may quote a value, so a
-fault of the server is named by its class and its SQLSTATE alone.
-"""
+"""A database's address, which is shown without a password or any part of one."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
-import re
-import sqlite3
 import urllib.parse
-from collections.abc import Mapping
-from typing import Any
 
-import sqlalchemy as sa
-from sqlalchemy.engine import URL, Engine, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
 
-from langchain_dpicl.errors import DPICLError, InvalidParameter
-from langchain_dpicl.extras import require
+from langchain_dpicl.errors import InvalidParameter
 
+PSYCOPG = "postgresql+psycopg"
 _SQLITE_OPTIONS = {"mode", "cache", "uri", "immutable", "nolock", "psow", "vfs", "timeout", "check_same_thread"}
+_ESCAPED = 'with %40 for an "@" and %3F for a "?" in a user, a password or an option'
 
 
-class CommitLost(Exception):
-    """The database did not answer a ``COMMIT``, which may have happened. The argument says why."""
+def _read(url: object) -> URL | None:
+    """Read an address. None if it is none, or if a part of a password could be taken for another part of it."""
+    if not isinstance(url, str):
+        return None
+    before, _, after = url.partition("@")
+    if not url.startswith("sqlite") and after and ("?" in before or "@" in after):
+        return None
+    try:
+        return make_url(url)
+    except (ArgumentError, ValueError):
+        return None
 
 
 def parse(url: object, parameter: str, example: str) -> URL:
-    """A database's address; PostgreSQL's with the driver psycopg. Raises `InvalidParameter`."""
-    if isinstance(url, str):
-        with contextlib.suppress(ArgumentError, ValueError):
-            parsed = make_url(url)
-            if parsed.drivername in ("postgresql", "postgres"):
-                return parsed.set(drivername="postgresql+psycopg")
-            return parsed
-    raise InvalidParameter(parameter, type(url).__name__, f'a database URL such as "{example}"')
-
-
-def postgresql_engine(url: URL, error: type[DPICLError], **options: Any) -> Engine:
-    """An engine whose connections begin no transaction by themselves.
-
-    Raises `MissingExtra` without psycopg, and ``error`` for another driver that is missing.
-    """
-    if url.drivername == "postgresql+psycopg":
-        require("psycopg", "postgres")
-    try:
-        engine = sa.create_engine(url, **options)
-    except (ImportError, SQLAlchemyError) as missing:
-        reason = type(missing).__name__
-    else:
-        sa.event.listen(engine, "connect", lambda connection, _: setattr(connection, "autocommit", True))
-        return engine
-    raise error(f"no driver for {url.drivername!r} ({reason})")
-
-
-def sqlstate(error: BaseException) -> str:
-    """PostgreSQL's code of an error; "" if it has none."""
-    return str(getattr(getattr(error, "orig", None) or error, "sqlstate", None) or "")
-
-
-def reason(error: BaseException) -> str:
-    """One line about a fault: SQLite's words, the words for a server that cannot be reached, otherwise its class."""
-    origin = getattr(error, "orig", None) or error
-    name = type(origin).__name__
-    if state := sqlstate(error):
-        return f"{name} ({state})"
-    speaks = isinstance(origin, sqlite3.Error) or name in ("OperationalError", "ConnectionTimeout")
-    if speaks and not isinstance(origin, SQLAlchemyError):
-        return next(iter(str(origin).splitlines()), name)
-    return name
+    """A database's address; PostgreSQL's with the driver psycopg. Raises `InvalidParameter`, which does not show it."""
+    read = _read(url)
+    if read is None:
+        raise InvalidParameter(parameter, type(url).__name__, f'a database URL such as "{example}", {_ESCAPED}')
+    return read.set(drivername=PSYCOPG) if read.drivername in ("postgresql", "postgres") else read
 
 
 def sqlite_path(url: URL) -> str | None:
@@ -87,31 +49,9 @@ def sqlite_path(url: URL) -> str | None:
 
 def shown(url: str | URL) -> str:
     """A database's address without its password, and without options that may hold one."""
-    if isinstance(url, str):
-        try:
-            url = make_url(url)
-        except (ArgumentError, ValueError):
-            return "an address that cannot be read"
-    is_sqlite = url.get_backend_name() == "sqlite"
-    query = {key: value if key in _SQLITE_OPTIONS else "***" for key, value in url.query.items() if is_sqlite}
-    return url.set(query=query).render_as_string(hide_password=True)
-
-
-def direct(connection: sa.Connection, statement: str, *rows: Mapping[str, object]) -> Any:
-    """Run a statement once for each row, by the driver itself, whose own errors it raises.
-
-    For what must be quick: SQLAlchemy's own work on a statement takes longer than a fast disk's commit. Parameters
-    are written ``:name``.
-    """
-    cursor = connection.connection.cursor()
-    text = statement if connection.dialect.name == "sqlite" else _for_postgresql(statement)
-    if len(rows) == 1:
-        cursor.execute(text, rows[0])
-    else:
-        cursor.executemany(text, rows)
-    return cursor
-
-
-@functools.cache
-def _for_postgresql(statement: str) -> str:
-    return re.sub(r":(\w+)", r"%(\1)s", statement)
+    read = url if isinstance(url, URL) else _read(url)
+    if read is None:
+        return "an address that cannot be read"
+    is_sqlite = read.get_backend_name() == "sqlite"
+    query = {key: value if key in _SQLITE_OPTIONS else "***" for key, value in read.query.items() if is_sqlite}
+    return read.set(query=query).render_as_string(hide_password=True)

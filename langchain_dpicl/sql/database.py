@@ -7,9 +7,15 @@ the row and looks at its guard again.
 Three kinds: ``charge`` is on the disk before it returns (SQLite: synchronous FULL; PostgreSQL: synchronous_commit on);
 ``note`` is atomic and visible to all at once, but may reach the disk with the next charge; ``read`` writes nothing.
 
-A transaction that failed before its ``COMMIT`` was sent did not happen. It runs again if that can help (a deadlock, a
-lost connection, a server that restarts). A charge whose ``COMMIT`` got no answer never runs again, because it may have
-happened: its caller gets a `LedgerError` and releases nothing, while the ledger counts what was written.
+A transaction that failed before its ``COMMIT`` was sent did not happen. It runs again if that can help: after a
+deadlock, a lost connection, on a server that restarts, on one that can only be read because another one has taken over.
+A charge whose ``COMMIT`` got no answer never runs again, because it may have happened: its caller gets a `LedgerError`
+and releases nothing, while the ledger counts what was written.
+
+No wait is without end. On PostgreSQL a statement waits 15 s for a lock, and 20 s for the server's next word; a new
+connection has 10 s. A session whose process does nothing within a transaction for 30 s is ended by the server, which
+lets its locks go. A transaction is tried again until 15 s after it first failed, so it ends within about a minute,
+whatever the network does. After one lost session all idle ones are closed, and so is a session that can only read.
 
 A SQLite database must stay the file that was opened. Every transaction looks up the path first (one ``stat`` for the
 file and one for its log) and is refused if it names another file, or none.
@@ -24,14 +30,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
+import re
 import sqlite3
 import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
@@ -40,7 +48,9 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from langchain_dpicl.errors import LedgerError, PrivacyWarning
-from langchain_dpicl.sql import address
+from langchain_dpicl.sql import address, faults
+from langchain_dpicl.sql.faults import CommitLost, TryAgain
+from langchain_dpicl.sql.postgresql import postgresql_engine
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,29 +60,11 @@ Kind = Literal["charge", "note", "read"]
 _BUSY_SECONDS = 60
 _FIRST_LOOK = 0.0003
 _LAST_LOOK = 0.005
-_RETRY_SECONDS = 15.0
 _FORK_SECONDS = 10.0
 _FORKED = "the budget was opened before this process was forked: open it in the worker; nothing was charged"
 _SYNCHRONOUS = {"charge": "FULL", "note": "NORMAL"}  # of SQLite
 _SYNCHRONOUS_COMMIT = {"charge": "on", "note": "off", "read": "off"}  # of PostgreSQL
 _SQLITE_SAID_NO = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
-_ROLLED_BACK = {"40001", "40P01"}  # serialisation, deadlock
-_AGAIN = {*_ROLLED_BACK, "55P03", "57P01", "57P02", "57P03"}  # lock, server going or coming
-
-
-def _nothing() -> None: ...
-
-
-class TryAgain(Exception):
-    """Raised in a transaction: roll back, call ``repair`` outside of any transaction, and run it again."""
-
-    def __init__(
-        self,
-        reason: str = "other workers were faster, again and again",
-        repair: Callable[[], object] = _nothing,
-    ) -> None:
-        super().__init__(reason)
-        self.repair = repair
 
 
 def insert(connection: Connection, table: sa.Table, rows: Any) -> None:
@@ -81,6 +73,26 @@ def insert(connection: Connection, table: sa.Table, rows: Any) -> None:
         connection.execute(sa.insert(table), rows)
     except IntegrityError:
         raise TryAgain from None
+
+
+def direct(connection: Connection, statement: str, *rows: Mapping[str, object]) -> Any:
+    """Run a statement once for each row, by the driver itself, whose own errors it raises.
+
+    For what must be quick: SQLAlchemy's own work on a statement takes longer than a fast disk's commit. Parameters
+    are written ``:name``.
+    """
+    cursor = connection.connection.cursor()
+    text = statement if connection.dialect.name == "sqlite" else _for_psycopg(statement)
+    if len(rows) == 1:
+        cursor.execute(text, rows[0])
+    else:
+        cursor.executemany(text, rows)
+    return cursor
+
+
+@functools.cache
+def _for_psycopg(statement: str) -> str:
+    return re.sub(r":(\w+)", r"%(\1)s", statement)
 
 
 def transaction(
@@ -98,19 +110,15 @@ def transaction(
     return decorate
 
 
-_forks_behind = 0
-"""The forks between the first process and this one: beside its number, as a system uses numbers again."""
-
-
 class OwnLock:
     """A lock of this process. In a child of a fork nobody would release it: there `LedgerError` is raised."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._process = (os.getpid(), _forks_behind)
+        self._process = _this_process()
 
     def __enter__(self) -> None:
-        if self._process != (os.getpid(), _forks_behind):
+        if self._process != _this_process():
             raise LedgerError(_FORKED)
         self._lock.acquire()
 
@@ -126,6 +134,11 @@ class Database:
     advice = ""  # for one that was lost
     journal = "WAL"
     options: Mapping[str, Any] = {}  # for PostgreSQL's engine
+    needs_session: bool = False  # of PostgreSQL, for longer than a transaction
+    lock_seconds: ClassVar[float] = 15
+    answer_seconds: ClassVar[float] = 20  # of silence; more than a wait for a lock
+    idle_seconds: ClassVar[float] = 30  # within a transaction; more than the silence of a witness
+    retry_seconds: ClassVar[float] = 15  # from the first failure on
 
     def __init__(self, url: str) -> None:
         self.url = address.parse(url, self.noun.rpartition(" ")[2], "sqlite:///budget.db")
@@ -133,25 +146,33 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.is_in_memory = self.is_sqlite and self.path is None  # it ends with this process
         self.opened = False  # True once it worked: a lost connection is tried again from then on
-        self._process = (os.getpid(), _forks_behind)
+        self._process = _this_process()
         # SQLite's writers wait for each other by looking again now and then; those of one process need not.
         self._writers: Any = threading.RLock() if self.is_sqlite else contextlib.nullcontext()
         self._gate = threading.RLock()  # held while the process forks
         self._busy: list[None] = []  # one for each transaction that is open
         self._file: tuple[int, int] | None = None
+        subject = f"the {self.noun} {self.shown!r}"
+        self._refusal: Callable[[str], LedgerError] = lambda fault: LedgerError(f"{subject} cannot be used: {fault}")
         self._engine = self._new_engine()
+        self._driver: Any = self._engine.dialect.loaded_dbapi
         me = weakref.proxy(self)  # a ledger that nobody uses any more is left at once
         sa.event.listen(self._engine, "connect", lambda connection, record: me._on_connect(connection, record))
-        driver = self._engine.dialect.loaded_dbapi
-        self._contradictions = (IntegrityError, driver.IntegrityError)
-        self._faults = (SQLAlchemyError, sqlite3.Error, driver.Error)
         _open_databases.add(self)
 
     def _new_engine(self) -> Engine:
-        if not self.is_sqlite:
-            if (driver := self.url.drivername) != "postgresql+psycopg":
-                raise LedgerError(f"a {self.noun} is on sqlite:///FILE or postgresql+psycopg://..., not on {driver!r}")
-            return address.postgresql_engine(self.url, LedgerError, **self.options)
+        if self.url.drivername == address.PSYCOPG:
+            return postgresql_engine(
+                self.url,
+                self._refusal,
+                self.answer_seconds,
+                self.needs_session,
+                **self.options,
+            )
+        if self.url.drivername not in ("sqlite", "sqlite+pysqlite"):
+            raise LedgerError(
+                f"a {self.noun} is on sqlite:///FILE or postgresql+psycopg://..., not on {self.url.drivername!r}"
+            )
         if self.path is None:
             warnings.warn(
                 "this ledger lives in memory: what was spent is forgotten when the process ends",
@@ -169,20 +190,20 @@ class Database:
         if not self.is_sqlite:
             return
         connection.isolation_level = None  # transactions are begun explicitly
-        cursor = connection.cursor()
         # One statement: a ledger that another worker is making is then seen before or after, not in between.
-        application, tables = cursor.execute(
-            "SELECT application_id, (SELECT count(*) FROM sqlite_master) FROM pragma_application_id"
-        ).fetchone()
+        application, tables = (
+            connection.cursor()
+            .execute("SELECT application_id, (SELECT count(*) FROM sqlite_master) FROM pragma_application_id")
+            .fetchone()
+        )
         if (tables or application) and application != self.application_id:
             raise LedgerError(f"{self.url.database!r} is a database, but not a {self.noun}; it was left as it is")
         _when_free(connection, f"PRAGMA journal_mode={self.journal}")  # for which SQLite itself does not wait
-        cursor.execute("PRAGMA foreign_keys=ON")
+        connection.execute("PRAGMA foreign_keys=ON")
         if self.path is not None and self.journal == "WAL":
-            cursor.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it holds its log
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it holds its log
             log = f"{os.path.realpath(self.path)}-wal"  # SQLite follows links, and has its log beside the file
             record.info["log"] = log, place_of(log)
-        cursor.close()
 
     def _check(self) -> None:
         """Raise an error if nothing may run here."""
@@ -194,7 +215,7 @@ class Database:
         work: Callable[[Connection], T],
         kind: Kind = "charge",
         *,
-        rolled_back: Callable[[], None] = _nothing,
+        rolled_back: Callable[[], object] = faults.nothing,
     ) -> T:
         """Run one transaction. An exception of ``work`` rolls back and surfaces unchanged.
 
@@ -202,33 +223,32 @@ class Database:
         ``rolled_back`` undoes: this is called after each try that certainly did not happen.
         """
         self._check()
-        deadline = time.monotonic() + _RETRY_SECONDS
+        deadline = math.inf
         pause = 0.002
         while True:
             repair: Callable[[], object] | None = None  # None: do not try again
             try:
                 return self._once(work, kind)
-            except address.CommitLost as lost:
+            except CommitLost as lost:
                 reason = f"{lost.args[0]} (whether the last transaction took place is not known; if so, it counts)"
             except Exception as error:
                 rolled_back()
                 if isinstance(error, TryAgain):
                     reason = str(error)
                     repair = error.repair
-                elif isinstance(error, self._contradictions):
+                elif isinstance(error, (IntegrityError, self._driver.IntegrityError)):
                     reason = "its rows do not add up"
-                elif isinstance(error, self._faults):
-                    reason = address.reason(error)
-                    if self.opened and _may_work_again(error):
-                        repair = _nothing
+                elif isinstance(error, (SQLAlchemyError, self._driver.Error)):
+                    reason = faults.reason(error)
+                    repair = faults.nothing if self.opened and faults.may_pass(error, self._driver) else None
                 else:
                     raise
-            if repair is None or time.monotonic() > deadline:
-                break
+            deadline = min(deadline, time.monotonic() + self.retry_seconds)
+            if repair is None or time.monotonic() >= deadline:
+                raise self._refusal(reason)
             repair()
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
-        raise LedgerError(f"the {self.noun} {self.shown!r} cannot be used: {reason}")
 
     def _once(self, work: Callable[[Connection], T], kind: Kind) -> T:
         turn = self._writers if kind != "read" or self.path is None else contextlib.nullcontext()
@@ -238,24 +258,22 @@ class Database:
                 self._begin(connection, kind)
                 answer = work(connection)
             except BaseException as error:
-                _drop_if_broken(connection, error)
+                self._drop_if_ended(connection, error)
                 raise
             try:
                 transaction.commit()
+                return answer
             except Exception as error:
-                origin = getattr(error, "orig", None)
-                if origin is not None and address.sqlstate(error) in _ROLLED_BACK:
-                    raise TryAgain from None  # the server says so
-                if getattr(origin, "sqlite_errorcode", None) in _SQLITE_SAID_NO:
+                self._drop_if_ended(connection, error)
+                if faults.sqlstate(error) in faults.ROLLED_BACK:
+                    raise TryAgain(faults.reason(error)) from None  # the server says so
+                if getattr(faults.origin(error), "sqlite_errorcode", None) in _SQLITE_SAID_NO:
                     driver: Any = connection.connection.driver_connection
                     driver.rollback()  # a COMMIT that found the file busy leaves its transaction open
                     raise
-                _drop_if_broken(connection, error)
-                if kind != "charge" and _may_work_again(error):
-                    raise TryAgain from None  # reading or noting the same twice changes nothing
-                failure = address.CommitLost(address.reason(error))
-            else:
-                return answer
+                if kind != "charge" and faults.may_pass(error, self._driver):
+                    raise TryAgain(faults.reason(error)) from None  # reading or noting the same twice changes nothing
+                failure = CommitLost(faults.reason(error))
         raise failure
 
     def _begin(self, connection: Connection, kind: Kind) -> None:
@@ -269,22 +287,19 @@ class Database:
         if not self.is_sqlite:
             driver.execute(
                 "BEGIN ISOLATION LEVEL READ COMMITTED; "  # one message to the server
-                f"SET LOCAL synchronous_commit TO {_SYNCHRONOUS_COMMIT[kind]}"
+                f"SET LOCAL synchronous_commit TO {_SYNCHRONOUS_COMMIT[kind]}; "
+                f"SET LOCAL lock_timeout TO '{self.lock_seconds}s'; "
+                f"SET LOCAL idle_in_transaction_session_timeout TO '{self.idle_seconds}s'"
             )
             return
-        if kind == "read":
-            _wait(driver, _BUSY_SECONDS)
-            driver.execute("BEGIN")
-        else:
-            if connection.info.get("synchronous") != kind:
-                driver.execute(f"PRAGMA synchronous={_SYNCHRONOUS[kind]}")
-                connection.info["synchronous"] = kind
-            _when_free(driver, "BEGIN IMMEDIATE")
+        if kind != "read" and connection.info.get("synchronous") != kind:
+            driver.execute(f"PRAGMA synchronous={_SYNCHRONOUS[kind]}")
+            connection.info["synchronous"] = kind
+        _when_free(driver, "BEGIN" if kind == "read" else "BEGIN IMMEDIATE")
         if self.path is None:
             return
         found = place_of(self.path)
-        if self._file is None:
-            self._file = found
+        self._file = self._file or found
         log = connection.info.get("log")
         if found is None or found != self._file or (log is not None and place_of(log[0]) != log[1]):
             raise LedgerError(
@@ -292,13 +307,22 @@ class Database:
                 f"charged; {self.advice}"
             )
 
+    def _drop_if_ended(self, connection: Connection, error: BaseException) -> None:
+        """Close a connection that an interrupt has left anywhere; and all that are idle, if the server ended one."""
+        with contextlib.suppress(Exception):
+            ended = not self.is_sqlite and faults.has_ended(connection.connection.driver_connection, error)
+            if ended or not isinstance(error, Exception):
+                connection.invalidate()
+            if ended:
+                self._engine.dispose()
+
     @contextlib.contextmanager
     def using(self) -> Iterator[None]:
         """Keep the process from forking while a connection is used.
 
         `LedgerError` if the connections are its parent's.
         """
-        if self._process != (os.getpid(), _forks_behind):
+        if self.inherited:
             raise LedgerError(_FORKED)
         with self._gate:
             self._busy.append(None)
@@ -310,14 +334,13 @@ class Database:
     @property
     def inherited(self) -> bool:
         """True if it was opened before this process was forked."""
-        return self._process != (os.getpid(), _forks_behind)
+        return self._process != _this_process()
 
     def close(self) -> None:
         """Close the connections, unless they are the parent's."""
-        if self.inherited:
-            return
-        self._engine.dispose()
-        self._file = None
+        if not self.inherited:
+            self._engine.dispose()
+            self._file = None
 
     @property
     def shown(self) -> str:
@@ -356,25 +379,6 @@ def _wait(driver: Any, seconds: float) -> None:
     driver.execute(f"PRAGMA busy_timeout={int(1000 * seconds)}")
 
 
-def _may_work_again(error: BaseException) -> bool:
-    """True if a transaction that was not committed may succeed on another try."""
-    origin = getattr(error, "orig", None) or error
-    if isinstance(origin, sqlite3.Error):
-        return False  # SQLite has waited for its locks already
-    state = address.sqlstate(error)
-    if not state:  # the connection was lost
-        return type(origin).__name__ in ("OperationalError", "AdminShutdown", "InterfaceError")
-    return state in _AGAIN or state.startswith("08")
-
-
-def _drop_if_broken(connection: Connection, error: BaseException) -> None:
-    """A connection that the server has closed must not go back to the pool."""
-    with contextlib.suppress(Exception):
-        driver = connection.connection.driver_connection
-        if not isinstance(error, Exception) or getattr(driver, "closed", False) or getattr(driver, "broken", False):
-            connection.invalidate()
-
-
 def place_of(path: str) -> tuple[int, int] | None:
     """The file that a path names: device and inode. None if there is none."""
     try:
@@ -389,6 +393,12 @@ def place_of(path: str) -> tuple[int, int] | None:
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 _forks = threading.Lock()  # one at a time
 _forking: list[Database] = []
+_forks_behind = 0
+"""The forks between the first process and this one: beside its number, as a system uses numbers again."""
+
+
+def _this_process() -> tuple[int, int]:
+    return os.getpid(), _forks_behind
 
 
 def _before_fork() -> None:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from langchain_dpicl import sql
 from langchain_dpicl.calls import shut
 from langchain_dpicl.errors import StoreError, UnsafeConfigurationError
-from langchain_dpicl.sql import parse, postgresql_engine, reason, shown, sqlstate
+from langchain_dpicl.sql import reason, sqlstate
 
 if TYPE_CHECKING:
     import psycopg
@@ -25,12 +26,11 @@ AskServer = Callable[..., list[tuple[Any, ...]]]
 
 _CHANGE = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit TO on"
 _READING = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-_POOL = {
+_POOL: dict[str, Any] = {
     "pool_size": 5,
     "max_overflow": 15,
     "pool_pre_ping": True,  # a server that was restarted costs no reading
-    # Values are always part of the plan: a query's vector is converted once and not for every row, and a pooler between
-    # here and the server need not keep statements.
+    # Values are always part of the plan: a query's vector is converted once and not for every row.
     "connect_args": {"prepare_threshold": None},
 }
 
@@ -42,10 +42,12 @@ class Connections:
     """
 
     def __init__(self, url: object) -> None:
-        self._url = parse(url, "url", "postgresql://user@host/database")
-        if self._url.drivername != "postgresql+psycopg":
+        self._url = sql.parse(url, "url", "postgresql://user@host/database")
+        if self._url.drivername != sql.PSYCOPG:
             raise StoreError(f"a shared store is on postgresql+psycopg://..., not on {self._url.drivername!r}")
-        self._engine = postgresql_engine(self._url, StoreError, **_POOL)
+        subject = f"the exemplar store on {self}"
+        self._refusal: Callable[[str], StoreError] = lambda fault: StoreError(f"{subject} cannot be used: {fault}")
+        self._engine = sql.postgresql_engine(self._url, self._refusal, **_POOL)
         self._faults = (SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error)
         engine = weakref.ref(self._engine)
 
@@ -59,8 +61,8 @@ class Connections:
 
     @contextlib.contextmanager
     def _borrowed(self, statement: str) -> Iterator[Connection]:
-        """A connection of the pool that has run a statement. The pool rolls back what is left open, and closes a
-        connection that may be broken."""
+        """A connection of the pool that has run a statement. The pool rolls back what is left open, and closes all its
+        connections after one that has ended."""
         shut.check_records()
         pooled = self._engine.raw_connection()
         driver: Any = pooled.driver_connection
@@ -68,8 +70,9 @@ class Connections:
             driver.execute(statement)
             yield driver
         except BaseException as error:
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception) or sql.has_ended(driver, error):
                 driver.close()
+                self._engine.dispose()
             raise
         finally:
             with contextlib.suppress(Exception):
@@ -151,15 +154,12 @@ class Connections:
         ):
             pass
 
-    def _refusal(self, fault: str) -> StoreError:
-        return StoreError(f"the exemplar store on {self} cannot be used: {fault}")
-
     def close(self) -> None:
         """Close the connections that nobody uses; the others close when they are given back."""
         self._engine.dispose()
 
     def __repr__(self) -> str:
-        return repr(shown(self._url))
+        return repr(sql.shown(self._url))
 
     def __reduce__(self) -> NoReturn:
         raise UnsafeConfigurationError("connections to private exemplars are not pickled or copied")

@@ -114,6 +114,7 @@ def test_a_missing_variable_is_named_with_its_field(
         f"postgresql://dpicl:{SECRET}@127.0.0.1:1/budgets",
         f"postgresql://127.0.0.1:1/budgets?password={SECRET}",
         f"mysql://dpicl:{SECRET}@db/budgets",
+        f"postgresql://dpicl:a@{SECRET}@127.0.0.1:1/budgets",
         f"nothing://{SECRET}",
         f"postgresql://dpicl:{SECRET}@db:port/budgets",
         f"sqlite:////nowhere/at-all/b.db?key={SECRET}",
