@@ -45,7 +45,7 @@ from langchain_dpicl.privacy import LineRequest, PlanLine, PrivacyPlan, checks
 from langchain_dpicl.privacy.lines import family_of
 from langchain_dpicl.privacy.mechanism import Options
 from langchain_dpicl.private import Accounting, Closed
-from langchain_dpicl.sql import OwnLock
+from langchain_dpicl.sql import NAME, OwnLock, is_name
 from langchain_dpicl.store.base import MarkOf, PrivateStore
 from langchain_dpicl.store.notes import OpenedBudget, merged
 
@@ -143,8 +143,8 @@ class PrivacyBudget(Accounting, Closed):
         if isinstance(releases, Mapping):
             self.releases = {}
             for line, value in releases.items():
-                if not isinstance(line, str) or not line or ":" in line or len(line) > 255:
-                    raise InvalidParameter("releases", line, 'names of 1 to 255 characters without ":"')
+                if not is_name(line) or ":" in line:
+                    raise InvalidParameter("releases", line, f'{NAME}, and none ":"')
                 if isinstance(value, LineRequest):
                     chosen = {key: found for key, found in _values(value, {}).items() if found is not None}
                     self._declared[line] = value, chosen
@@ -165,8 +165,8 @@ class PrivacyBudget(Accounting, Closed):
         self.accept_noise = accept_noise
         self._vets: dict[str, Callable[[PlanLine], None]] = {}
         self._policy = Policy(scope, replay, replay_patience, keep_queries, on_exhausted, soft_limit, on_soft_limit)
-        if not isinstance(name, str) or not name or len(name) > 255:
-            raise InvalidParameter("name", name, "a string of 1 to 255 characters")
+        if not is_name(name):
+            raise InvalidParameter("name", name, NAME)
         self.name = name
         self.scope = self._policy.scope
         self.on_exhausted = self._policy.on_exhausted

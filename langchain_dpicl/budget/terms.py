@@ -19,6 +19,7 @@ from langchain_dpicl.budget.schema import ADVICE, StoredPlan
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PlanMismatch
 from langchain_dpicl.privacy import Line, PLDAccountant, PrivacyPlan, checks
+from langchain_dpicl.sql import NAME, is_name
 from langchain_dpicl.store.notes import OpenedBudget
 
 Scope = Literal["shared", "per_principal"]
@@ -98,11 +99,11 @@ class Policy:
 
 
 def _checked(principal: str | None, reason: str) -> str:
-    if not isinstance(principal, str) or not principal or len(principal) > 255:
+    if not is_name(principal):
         raise InvalidParameter(
             "principal",
             principal,
-            f"the authenticated caller, a string of 1 to 255 characters (see acting_for): this budget {reason}",
+            f"the authenticated caller, {NAME} (see acting_for): this budget {reason}",
         )
     return principal
 

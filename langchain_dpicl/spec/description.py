@@ -11,6 +11,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import Runnable
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
 
+from langchain_dpicl import sql
 from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.budget.terms import Replay
 from langchain_dpicl.errors import InvalidParameter
@@ -21,7 +22,6 @@ from langchain_dpicl.spec.releases import RENAMED, DocumentsSection, GivenReleas
 from langchain_dpicl.spec.signatures import Count, Section, Text, section_from
 from langchain_dpicl.spec.sources import HeadSection, ModelSection, StoreSection
 from langchain_dpicl.spec.typed import imported
-from langchain_dpicl.store import sql
 from langchain_dpicl.store.filters import MetadataFilter
 from langchain_dpicl.store.store import ExemplarStore
 

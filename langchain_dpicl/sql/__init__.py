@@ -1,11 +1,12 @@
 """Databases: one meaning of a transaction on SQLite and PostgreSQL, and addresses that are shown without a password."""
 
 from langchain_dpicl.sql.address import PSYCOPG, parse, shown, sqlite_path
-from langchain_dpicl.sql.database import Database, Kind, OwnLock, direct, insert, place_of, transaction
+from langchain_dpicl.sql.database import NAME, Database, Kind, OwnLock, direct, insert, is_name, place_of, transaction
 from langchain_dpicl.sql.faults import CommitLost, TryAgain, has_ended, reason, sqlstate
 from langchain_dpicl.sql.postgresql import postgresql_engine
 
 __all__ = [
+    "NAME",
     "PSYCOPG",
     "CommitLost",
     "Database",
@@ -15,6 +16,7 @@ __all__ = [
     "direct",
     "has_ended",
     "insert",
+    "is_name",
     "parse",
     "place_of",
     "postgresql_engine",

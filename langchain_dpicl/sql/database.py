@@ -39,7 +39,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeGuard, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
@@ -57,6 +57,7 @@ T = TypeVar("T")
 D = TypeVar("D", bound="Database")
 Kind = Literal["charge", "note", "read"]
 
+NAME = "a string of 1 to 255 characters, none of them NUL or half of a surrogate pair"
 _BUSY_SECONDS = 60
 _FIRST_LOOK = 0.0003
 _LAST_LOOK = 0.005
@@ -65,6 +66,11 @@ _FORKED = "the budget was opened before this process was forked: open it in the 
 _SYNCHRONOUS = {"charge": "FULL", "note": "NORMAL"}  # of SQLite
 _SYNCHRONOUS_COMMIT = {"charge": "on", "note": "off", "read": "off"}  # of PostgreSQL
 _SQLITE_SAID_NO = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
+
+
+def is_name(value: object) -> TypeGuard[str]:
+    """True for a text of 1 to 255 characters that every database can keep as it is."""
+    return isinstance(value, str) and 0 < len(value) <= 255 and not re.search("[\0\ud800-\udfff]", value)
 
 
 def insert(connection: Connection, table: sa.Table, rows: Any) -> None:

@@ -27,7 +27,7 @@ BAD: list[tuple[str, Any]] = [
     *[("epsilon", value) for value in (0, -1, 0.0, float("nan"), float("inf"), True, "3", None)],
     *[("delta", value) for value in (0, 1, -1e-5, 1.5, float("nan"), True, "1e-5", None)],
     *[("releases", value) for value in (0, -1, 1.0, float("nan"), True, "10", None)],
-    *[("name", value) for value in ("", None, 3, "n" * 256)],
+    *[("name", value) for value in ("", None, 3, "n" * 256, "a\0", "a\ud83d")],
     *[("ledger", value) for value in ("", "no url", None, 3, Path("budget.db"))],
 ]
 

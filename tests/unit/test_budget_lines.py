@@ -28,7 +28,21 @@ def two(budget_of: Make) -> PrivacyBudget:
 
 @pytest.mark.parametrize(
     "releases",
-    [{}, {"": 1}, {"a:b": 1}, {3: 1}, {"a": 0}, {"a": True}, {"a": 1.0}, {"a": "3"}, {"n" * 256: 1}, {"a": None}, []],
+    [
+        {},
+        {"": 1},
+        {"a:b": 1},
+        {3: 1},
+        {"a": 0},
+        {"a": True},
+        {"a": 1.0},
+        {"a": "3"},
+        {"n" * 256: 1},
+        {"a\0": 1},
+        {"\udc80a": 1},
+        {"a": None},
+        [],
+    ],
     ids=str,
 )
 def test_lines_that_cannot_be_are_refused(releases: Any, ledger_url: str, tmp_path: Any) -> None:

@@ -40,7 +40,7 @@ def test_each_principal_has_the_whole_line(each: PrivacyBudget) -> None:
     assert "2 principals" in repr(each)
 
 
-@pytest.mark.parametrize("principal", [None, "", 3, "n" * 256, b"alice"])
+@pytest.mark.parametrize("principal", [None, "", 3, "n" * 256, "a\0b", "\ud83d", b"alice"])
 def test_no_principal_is_refused_and_costs_nothing(principal: Any, each: PrivacyBudget) -> None:
     line = each.line("vote", 0.2)
     asks: list[Callable[[], Any]] = [
