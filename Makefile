@@ -90,7 +90,7 @@ docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # All of them, also after one that misses a target.
-BENCHES := copies release accounting generation decoding ledger gate head workers serving
+BENCHES := copies release accounting generation decoding ledger tickets gate head workers serving
 bench: $(DEV)
 	@for each in $(BENCHES); do $(BIN)/python tests/bench/bench_$$each.py || missed="$$missed $$each"; done; \
 	if [ -n "$$missed" ]; then echo "targets missed:$$missed"; exit 1; fi

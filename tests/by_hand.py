@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from langchain_dpicl.budget import Charge
-from langchain_dpicl.budget.ledger import Ledger
+from langchain_dpicl.budget.ledger import ChargeRequest, Ledger
 from langchain_dpicl.budget.line import IN_TRANSACTION, BudgetLine
-from langchain_dpicl.budget.requests import ChargeRequest, ChargeRule
 from langchain_dpicl.budget.schema import Account
+from langchain_dpicl.budget.tickets import TicketPayment
 from langchain_dpicl.calls.flow import arun, run
 
 
@@ -40,10 +40,16 @@ async def acharge(line: BudgetLine, count: int = 1, queries: Any = None, **optio
 
 
 def charged(
-    ledger: Ledger, plan: int, line: str = "vote", count: int = 1, *, units: int = 1, rule: ChargeRule | None = None
+    ledger: Ledger,
+    plan: int,
+    line: str = "vote",
+    count: int = 1,
+    *,
+    units: int = 1,
+    tickets: TicketPayment | None = None,
 ) -> list[Any]:
     """Charge a counter of a ledger itself; nothing if fewer are left."""
-    found = ledger.charge(ChargeRequest(Account(plan, line), [None] * count, units, rule=rule))
+    found = ledger.charge(ChargeRequest(Account(plan, line), [None] * count, units, tickets=tickets))
     assert found is None or isinstance(found, list)
     return found or []
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from array import array
 from pathlib import Path
 
 from langchain_dpicl import ExemplarStore
@@ -26,39 +25,28 @@ def run(url: str, statement: str, *values: object) -> list[tuple[object, ...]]:
 
 
 def marks_in(url: str, plan: str = "default") -> list[bytes]:
-    """The mark at every position of the owner index; zeros if its owner was forgotten."""
+    """The marks of all owners who have used a ticket of a plan, each once, and of those who are being forgotten."""
     found = run(
         url,
-        "SELECT m.marks FROM dpicl_owner_marks m JOIN dpicl_plans p ON p.id = m.plan_id "
-        "WHERE p.name = ? ORDER BY m.start",
+        "SELECT t.mark FROM dpicl_tickets t JOIN dpicl_counters c ON c.id = t.counter_id "
+        "JOIN dpicl_plans p ON p.id = c.plan_id WHERE p.name = ?1 "
+        "UNION SELECT l.mark FROM dpicl_leaving l JOIN dpicl_plans p ON p.id = l.plan_id WHERE p.name = ?1",
         plan,
     )
-    written = b"".join(bytes(piece) for (piece,) in found)  # type: ignore[call-overload]
-    assert len(written) % 16 == 0
-    return [written[start : start + 16] for start in range(0, len(written), 16)]
+    return [bytes.fromhex(str(mark)) for (mark,) in found]
 
 
-def used_in(url: str, line: str = "vote", principal: str = "", plan: str = "default") -> list[int]:
-    """The tickets that every position has used on a counter."""
+def used_in(url: str, line: str = "vote", principal: str = "", plan: str = "default") -> dict[bytes, int]:
+    """The tickets that every mark has used on a counter."""
     found = run(
         url,
-        "SELECT c.id FROM dpicl_counters c JOIN dpicl_plans p ON p.id = c.plan_id "
-        "WHERE p.name = ? AND c.line = ? AND c.principal = ?",
+        "SELECT t.mark, t.used FROM dpicl_tickets t JOIN dpicl_counters c ON c.id = t.counter_id "
+        "JOIN dpicl_plans p ON p.id = c.plan_id WHERE p.name = ? AND c.line = ? AND c.principal = ?",
         plan,
         line,
         principal,
     )
-    used = [0] * len(marks_in(url, plan))
-    for (counter,) in found:
-        counts = run(url, "SELECT counts FROM dpicl_usage_counts WHERE counter_id = ?", counter)
-        for position, count in enumerate(array("I", b"".join(bytes(piece) for (piece,) in counts))):  # type: ignore[call-overload]
-            if count:
-                used[position] += count
-        for units, positions in run(url, "SELECT units, positions FROM dpicl_usage_rows WHERE counter_id = ?", counter):
-            packed = bytes(positions)  # type: ignore[call-overload]
-            for position in array("I", packed[8:] if int(str(units)) < 0 else packed):
-                used[position] += int(str(units))
-    return used
+    return {bytes.fromhex(str(mark)): int(str(used)) for mark, used in found}
 
 
 def key_in(url: str, store: PrivateStore | None = None) -> bytes:
@@ -72,9 +60,9 @@ def key_in(url: str, store: PrivateStore | None = None) -> bytes:
 def burnt(
     url: str, store: PrivateStore, line: str = "vote", principal: str = "", plan: str = "default"
 ) -> dict[str, int]:
-    """The tickets that every owner of a store has used; 0 for one without a position."""
+    """The tickets that every owner of a store has used; 0 for one without a row."""
     assert isinstance(store, ExemplarStore)
     numbers = store.numbers
     marks = store.marks(numbers, key_in(url, store))
-    of = dict(zip(marks_in(url, plan), used_in(url, line, principal, plan), strict=True))
+    of = used_in(url, line, principal, plan)
     return {owner: of.get(mark, 0) for owner, mark in zip(store.owners, marks, strict=True)}

@@ -18,7 +18,6 @@ from langchain_dpicl.budget import terms
 from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.line import BudgetLine
 from langchain_dpicl.budget.opening import Where
-from langchain_dpicl.budget.owner_index import KeyMissing, OwnerIndex, leaving
 from langchain_dpicl.budget.schema import UNLIMITED, StoredPlan
 from langchain_dpicl.budget.stored import ReleaseRow, StoredLedger
 from langchain_dpicl.budget.terms import (
@@ -33,7 +32,7 @@ from langchain_dpicl.budget.terms import (
     TicketReport,
     Total,
 )
-from langchain_dpicl.budget.tickets import TicketUsage
+from langchain_dpicl.budget.tickets import KeyMissing, OwnerMarks, TicketLine
 from langchain_dpicl.errors import (
     DPICLError,
     InvalidParameter,
@@ -177,7 +176,7 @@ class PrivacyBudget(Accounting, Closed):
         self._plan: PrivacyPlan | None = None
         self._lines: dict[str, BudgetLine] = {}
         self._stored: StoredPlan | None = None
-        self._owner_index: OwnerIndex | None = None
+        self._marks: OwnerMarks | None = None
         self._watched: WeakSet[PrivateStore] = WeakSet()
         self._to_remember: list[PrivateStore] = []
         self._find()
@@ -264,12 +263,12 @@ class PrivacyBudget(Accounting, Closed):
         )
         for name, (_, chosen) in self._given.items():
             self._refuse_other(_values(plan.lines[name]), chosen)
-        index = OwnerIndex(self._ledger, stored.id)  # one for all lines: each of them has tickets of its own
+        marks = OwnerMarks(self._ledger, stored.id)  # of all lines: each of them has tickets of its own
         for name, line in plan.lines.items():
-            tickets = TicketUsage(index, line.count) if self.tickets else None
+            tickets = TicketLine(marks, line.count) if self.tickets else None
             self._lines[name] = BudgetLine(self._ledger, self._policy, stored, name, line, plan, tickets)
         self._plan = plan
-        self._owner_index = index
+        self._marks = marks
         self._stored = stored  # at last: `_find` looks at it without the lock
 
     def _refuse_other(self, frozen: Mapping[str, object], asked: Mapping[str, object]) -> None:
@@ -527,9 +526,9 @@ class PrivacyBudget(Accounting, Closed):
 
     def _leave(self, keys: Sequence[bytes], mark_of: MarkOf) -> Callable[[], object]:
         stored = self._find()
-        if stored is None or self._owner_index is None:
+        if stored is None or self._marks is None:
             return lambda: None
-        end = leaving(self._ledger, self._owner_index, stored.id, keys, mark_of)
+        end = self._marks.leave(keys, mark_of)
         if end is None:
             raise KeyMissing(self.name)
         return end
@@ -540,9 +539,9 @@ class PrivacyBudget(Accounting, Closed):
         A budget whose owners pay meets each store's key: `LedgerError` if that is not the key of its plan.
         """
         stores = list(self._to_remember)
-        if self.tickets and self._owner_index is not None:
+        if self.tickets and self._marks is not None:
             for store in stores:
-                self._owner_index.key_for(store)
+                self._marks.key_for(store)
         if not stores:
             return
         place = self._ledger.place
@@ -649,15 +648,12 @@ class PrivacyBudget(Accounting, Closed):
             return
         if self._ledger.is_marked(self.name) or not self._ledger.remove_plan(stored):
             raise PlanMismatch(f"something was charged to the budget {self.name!r}, or it is gone: nothing was removed")
-        self._stored = self._plan = self._owner_index = None
+        self._stored = self._plan = self._marks = None
         self._lines.clear()
 
     def close(self) -> None:
-        """Close the ledger's connections, and give back unused permits, as the end of the process does."""
+        """Close the ledger's connections."""
         self._ledger.close()
-        for line in self._lines.values():
-            if line.tickets is not None:
-                line.tickets.close()
 
     def __repr__(self) -> str:
         try:

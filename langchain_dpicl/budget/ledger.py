@@ -1,9 +1,10 @@
-"""The durable counter: charges, and what becomes of them.
+"""The durable counter: the story of a charge, and what becomes of it.
 
-A charge is one transaction: a guarded ``UPDATE`` of one counter, which cannot pass its limit, and an ``INSERT`` for
-each release. Its cost does not grow with what was spent, and it is durable before it returns. Clocks are written down
-for people to read; nothing is decided by them. See `database` for what a transaction is on SQLite and PostgreSQL. A
-ledger that is kept has a witness, without whose permits nothing is charged: see `witness`.
+A charge is one transaction, and `Ledger._charge` tells it in order: replay (answered queries cost nothing), count (a
+guarded ``UPDATE`` of one counter, which cannot pass its limit, and a row for each release), tickets (if owners pay),
+claims (an equal query waits for this one), and last the witness, which orders the charges of all copies (`witness`).
+Its cost does not grow with what was spent, and it is durable before it returns. Clocks are written down for people to
+read; nothing is decided by them. See `sql.database` for what a transaction is on SQLite and PostgreSQL.
 """
 
 from __future__ import annotations
@@ -11,26 +12,76 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import weakref
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget import opening, schema
-from langchain_dpicl.budget.opening import Left, Permits, Where
-from langchain_dpicl.budget.requests import ChargeOutcome, ChargeRequest, DoesNotFit
+from langchain_dpicl.budget.opening import Where
 from langchain_dpicl.budget.schema import ADVICE, Account, Charge, Claim, charges, counters, plans, queries, steps
-from langchain_dpicl.budget.stored import Counter, StoredLedger
-from langchain_dpicl.budget.witness import Behind, CounterKey, rolled_back
-from langchain_dpicl.errors import InvalidParameter, LedgerError
+from langchain_dpicl.budget.stored import StoredLedger
+from langchain_dpicl.budget.tickets import TicketLine, TicketPayment
+from langchain_dpicl.budget.witness import CounterKey, Witness, move, rolled_back, step_digest
+from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyWarning
 from langchain_dpicl.sql import OwnLock, TryAgain, direct, insert, transaction
 
 UNWATCHED: Where = "unwatched:"
 """In place of a witness: the budget can only be read, and charges nothing."""
 
 GIVEN_UP = "given up"
+
+ChargeOutcome = list[Charge | Claim] | dict[str, Claim] | None
+"""Of a charge: its entries; the claims of other callers, on queries that they have not answered yet; or None, because
+fewer units are left."""
+
+
+class DoesNotFit(Exception):
+    """Raised in a charge's transaction: fewer units are left. It rolls back, and nothing is charged."""
+
+
+@dataclass(frozen=True)
+class ChargeRequest:
+    """A line's request to its ledger: charge all of it durably, or nothing.
+
+    Parameters
+    ----------
+    queries
+        One entry for each release: the query's keyed hash, or None if the release is never replayed. Equal queries
+        share one charge. An answered query comes back as its `Claim`, uncharged.
+    units
+        The units of each new charge.
+    replay
+        False: charge every entry, and leave claims alone.
+    others
+        Each charge names the units that the plan's other lines have spent. The charges of a plan then wait for each
+        other, so no two of them miss one another.
+    tickets
+        The payment of the owners, if owners pay.
+    overdue
+        Claims (query to number) that are waited for no longer: a charge of one's own takes them over.
+    """
+
+    account: Account
+    queries: Sequence[str | None]
+    units: int = 1
+    replay: bool = True
+    others: bool = False
+    tickets: TicketPayment | None = None
+    overdue: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[Hashable]:
+        """The key of each entry: the query, or its place if it is never replayed. Equal keys share a charge."""
+        return [query if query is not None and self.replay else place for place, query in enumerate(self.queries)]
+
+    @property
+    def names(self) -> set[str]:
+        """The queries that may be replayed."""
+        return {key for key in self.keys if isinstance(key, str)}
 
 
 class Ledger(StoredLedger):
@@ -50,57 +101,62 @@ class Ledger(StoredLedger):
         witness: Where = None,
         key_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._witness = witness
-        self._permits: Permits | None = None
-        self._reaching = OwnLock()
+        self._given = witness
+        self._witness: Witness | None = None
+        self._is_checked = False
+        self._checking = OwnLock()
         super().__init__(url, key_file=key_file)
-        if self._permits is not None:
-            weakref.finalize(self, self._permits.leave)
-            self._join()
+        if witness is not UNWATCHED:
+            self._check_witness()
 
     def _open(self) -> None:
-        if self._witness is UNWATCHED:
+        if self._given is UNWATCHED:
             super()._open()
             return
         if self.is_in_memory:  # nobody can put back a copy
-            if self._witness is not None:
-                raise InvalidParameter("witness", type(self._witness).__name__, "None for a ledger in memory")
+            if self._given is not None:
+                raise InvalidParameter("witness", type(self._given).__name__, "None for a ledger in memory")
             self.run(lambda connection: schema.open_schema(connection, create=secrets.token_hex(16)))
             return
-        self._permits = Permits(opening.open_beside(self, self._witness), self._charged)
+        self._witness = opening.open_beside(self, self._given)
 
-    def _join(self) -> None:
-        if self._witness is UNWATCHED:
+    def _check_witness(self) -> None:
+        """Compare the ledger with its witness, once after each opening."""
+        if self._given is UNWATCHED:
             raise LedgerError(f"the ledger {self.shown!r} was opened to be read: nothing was charged")
-        if self._permits is not None:
-            self._permits.join(self)
+        if self._witness is None or self._is_checked:
+            return
+        with self._checking:
+            opening.check(self, self._witness)
+            self._is_checked = True
 
     def close(self) -> None:
-        """Give back what was granted and not used, and close the connections."""
-        if self._permits is not None:
-            self._permits.leave()
+        """Close the connections."""
         super().close()
+        if self._witness is not None:
+            self._witness.close()
+            self._is_checked = False
 
     def is_marked(self, plan: str) -> bool:
-        """True if the witness has granted something on the plan of this name. `LedgerError` if it cannot be charged."""
-        self._join()
-        return self._permits is not None and any(mark.key.plan == plan for mark in self._permits.witness.marks())
+        """True if the witness knows a charge on the plan of this name. `LedgerError` if it cannot be charged."""
+        self._check_witness()
+        return self._witness is not None and any(
+            mark.key.plan == plan and mark.reserved for mark in self._witness.marks()
+        )
 
-    # -- charges ----------------------------------------------------------------------------------------------------
+    # -- a charge ---------------------------------------------------------------------------------------------------
 
     def charge(self, request: ChargeRequest) -> ChargeOutcome:
         """Charge the queries that were not answered before: all of them durably, or nothing, in one transaction."""
-        self._join()
-        undo = contextlib.ExitStack()  # puts back the permits of a transaction that certainly was rolled back
+        self._check_witness()
+        undo = contextlib.ExitStack()  # takes back the interval of a transaction that certainly was rolled back
         try:
             entries = self.run(partial(self._charge, request=request, undo=undo), rolled_back=undo.close)
         except DoesNotFit:
             return None
-        with self._reaching:
-            for entry in entries:
-                if isinstance(entry, Charge):
-                    counter = self._charged[request.account]
-                    counter.reached = max(counter.reached, entry.number)
+        for entry in entries:
+            if isinstance(entry, Charge):
+                self._reached[request.account] = max(self._reached.get(request.account, 0), entry.number)
         return entries
 
     def _charge(
@@ -110,80 +166,54 @@ class Ledger(StoredLedger):
         undo: contextlib.ExitStack,
     ) -> list[Charge | Claim] | dict[str, Claim]:
         """Charge the queries that nobody has answered, or return the claims of other callers on them."""
+        # Replay.
         keys = request.keys
-        known = schema.claims_of(connection, request.account, [*request.names])
-        pending = {
-            query: claim
-            for query, claim in known.items()
-            if claim.pending and request.overdue.get(query) != claim.number
-        }
+        known = schema.claims_of(connection, request.account, [key for key in keys if isinstance(key, str)])
+        pending: dict[str, Claim] = {}
+        entries: dict[Hashable, Charge | Claim] = {}
+        for query, claim in known.items():
+            if claim.answer is not None:
+                entries[query] = claim
+            elif claim.pending and request.overdue.get(query) != claim.number:
+                pending[query] = claim
         if pending:
             return pending
-        entries: dict[Hashable, Charge | Claim] = {
-            query: claim for query, claim in known.items() if claim.answer is not None
-        }
         new: dict[Hashable, int] = {}  # each with its first place
         for place, key in enumerate(keys):
             if key not in entries:
                 new.setdefault(key, place)
-        if new:
-            charged = spend(connection, request, [request.queries[place] for place in new.values()])
-            states: tuple[str, str] | None = None
-            if request.rule is not None:
-                charged, before, after = request.rule(connection, charged, [*new.values()])
-                states = (before, after)
-            made = dict(zip(new, charged, strict=True))
-            _claim(connection, made, known)
-            self._permit(connection, request, charged, states, undo)
-            entries |= made
+        if not new:
+            return [entries[key] for key in keys]
+        # Count, and let the owners pay.
+        made, lost = _count(connection, request, [request.queries[place] for place in new.values()])
+        if request.tickets is not None:
+            made = request.tickets(connection, made, [*new.values()], lost)
+        charged = dict(zip(new, made, strict=True))
+        _claim(connection, charged, known)
+        # The witness: the last act before the COMMIT, which ``undo`` takes back.
+        before = made[0].number - request.units
+        key = self._key_of(connection, request.account)
+        if before < self._reached.get(request.account, 0):
+            raise rolled_back(key, before, self._reached[request.account])
+        if self._witness is not None:
+            units = made[-1].number - before
+            if self._witness.url == self.url:
+                beyond = move(connection, key, before, units)
+            else:
+                beyond = self._witness.follow(key, before, units)
+            if beyond is not None:
+                raise TryAgain(f"it does not keep up with its witness; {ADVICE}", partial(opening.settle, self, beyond))
+            if self._witness.url != self.url:
+                undo.callback(self._withdraw, key, before, before + units)
+        entries |= charged
         return [entries[key] for key in keys]
 
-    def _permit(
-        self,
-        connection: Connection,
-        request: ChargeRequest,
-        made: Sequence[Charge],
-        states: tuple[str, str] | None,
-        undo: contextlib.ExitStack,
-    ) -> None:
-        """Use permits for these charges: the last act before their COMMIT, which ``undo`` takes back.
+    def _withdraw(self, key: CounterKey, before: int, after: int) -> None:
+        if self._witness is not None:
+            with contextlib.suppress(LedgerError):  # it then counts as lost
+                self._witness.withdraw(key, before, after)
 
-        ``states``: the counter's digests before and after, if owners pay. Raises `DoesNotFit` and `TryAgain`.
-        """
-        counter = self._counter(connection, request.account)
-        permits = self._permits
-        before = made[0].number - request.units
-        after = made[-1].number
-        if before < counter.reached:
-            raise rolled_back(counter.key, before, counter.reached)
-        if counter.tickets and states is None:
-            raise LedgerError(f"owners pay for this plan, and nobody paid: nothing was charged; {ADVICE}")
-        if permits is None:
-            return
-        try:
-            if states is not None:
-                undo.callback(permits.withdraw, *permits.swap(counter.key, *states, (before, after)))
-            elif permits.take(counter, after - before, before, before - made[0].returned):
-                undo.callback(permits.put_back, counter, after - before)
-            else:
-                raise DoesNotFit
-        except Behind as behind:
-            repair = partial(opening.settle, self, permits.witness, behind.args[0])
-            raise TryAgain(f"it does not keep up with its witness; {ADVICE}", repair) from None
-        except Left:
-            raise TryAgain("it was closed, again and again", self._join) from None
-
-    def _counter(self, connection: Connection, account: Account) -> Counter:
-        """A counter as the witness knows it. It is remembered from its first charge on."""
-        if account not in self._charged:
-            row = connection.execute(
-                sa.select(plans.c.name, plans.c.digest, plans.c.tickets, counters.c.allowed)
-                .join(counters, counters.c.plan_id == plans.c.id)
-                .where(account.counter)
-            ).one()
-            key = CounterKey(row.name, account.line, account.principal, row.digest)
-            self._charged.setdefault(account, Counter(key, row.allowed, bool(row.tickets)))
-        return self._charged[account]
+    # -- what becomes of it -----------------------------------------------------------------------------------------
 
     def record(
         self,
@@ -192,25 +222,23 @@ class Ledger(StoredLedger):
         outcome: str = "released",
         answer: str | None = None,
         unused: int = 0,
+        tickets: TicketLine | None = None,
     ) -> None:
         """Keep a release's receipt, and its answer if it may be replayed, and give back its ``unused`` units.
 
         All of it is one transaction. If the power fails just now, the charge stands as it was and all of it may be
         missing. Units are given back to a charge that nobody has answered or given up, and once; the same record
-        written again changes nothing.
+        written again changes nothing. They go back to the counter, or, if owners pay, as ``tickets`` to its owners.
         """
         unused = 0 if charge.all_counts else unused
+        to_counter = unused if tickets is None else 0
         values = {
             "receipt": receipt,
             "outcome": outcome,
             "answer": answer,
-            "units": charge.units - unused,
+            "units": charge.units - to_counter,
         }
-        given_back = self._record(charge, values, unused)
-        if given_back and self._permits is not None and charge.permit is not None:
-            counter = self._charged.get(Account(charge.plan_id, charge.line, charge.principal))
-            if counter is not None:  # else this object charges nothing there: what it cannot use is lost to the plan
-                self._permits.put_back(counter, charge.permit.unused(given_back))
+        self._record(charge, values, unused, to_counter, tickets)
 
     @transaction("note")
     def _record(
@@ -219,8 +247,10 @@ class Ledger(StoredLedger):
         charge: Charge,
         values: Mapping[str, object],
         unused: int,
-    ) -> int:
-        """Keep a record, and return the units that it gives back. `LedgerError` if the charge stands as it is."""
+        to_counter: int,
+        tickets: TicketLine | None,
+    ) -> None:
+        """Keep a record, unless it is there already. `LedgerError` if the charge stands as it is."""
         row = {
             "counter_id": charge.counter_id,
             "number": charge.number,
@@ -228,11 +258,13 @@ class Ledger(StoredLedger):
             "unused": unused,
         }
         if direct(connection, _RECORD, {**values, **row}).rowcount == 1:
-            if unused:
+            if to_counter:
                 counter = sa.update(counters).where(counters.c.id == charge.counter_id)
-                if connection.execute(counter.values(returned=counters.c.returned + unused)).rowcount != 1:
+                if connection.execute(counter.values(returned=counters.c.returned + to_counter)).rowcount != 1:
                     raise LedgerError(f"the ledger has lost this counter; {ADVICE}")
-            return unused
+            if unused and tickets is not None:
+                tickets.give_back(connection, charge, unused)
+            return
         found = connection.execute(
             sa.select(*(charges.c[name] for name in values)).where(_row(charge)),
         ).one_or_none()
@@ -240,27 +272,47 @@ class Ledger(StoredLedger):
             raise LedgerError(f"the ledger has lost this charge; {ADVICE}")
         if found._asdict() != values:
             raise LedgerError("this charge was answered or given up before: it stands, and nothing is given back")
-        return 0
 
-    @transaction()
-    def keep_step(self, connection: Connection, charge: Charge, step: int, content: str) -> str:
+    def keep_step(self, charge: Charge, step: int, content: str) -> str:
         """Keep the content that one step of a charge releases, durably, and return the content that stands.
 
-        The first to keep a step decides.
+        The first to keep a step decides. `LedgerError` if that was on another copy of the ledger (`witness`, "Steps").
         """
+        kept = self._keep_step(charge, step, content)
+        digest = step_digest(kept)
+        if self._witness is not None and self._witness.count_steps(_name(charge), {step: digest})[step] != digest:
+            raise LedgerError(f"another copy of this ledger has made this step of a release; {ADVICE}")
+        return kept
+
+    @transaction()
+    def _keep_step(self, connection: Connection, charge: Charge, step: int, content: str) -> str:
         row = {"counter_id": charge.counter_id, "number": charge.number, "step": step}
-        found = connection.scalar(
-            sa.select(steps.c.content).where(*(steps.c[name] == value for name, value in row.items())),
-        )
+        found = connection.scalar(sa.select(steps.c.content).filter_by(**row))
         if found is None:
             insert(connection, steps, {**row, "content": content})
             return content
         return str(found)
 
+    def reopened(self, account: Account, query: str, others: bool) -> Charge | None:
+        """`open_charge`; None, with a `PrivacyWarning`, if the ledger has not all the steps that the witness has."""
+        charge = self.open_charge(account, query, others)
+        if charge is None or self._witness is None:
+            return charge
+        kept = {step: step_digest(content) for step, content in enumerate(self.steps(charge))}
+        if self._witness.count_steps(_name(charge), kept) == kept:
+            return charge
+        words = f"the ledger {self.shown!r} has lost what an interrupted release has kept: it is charged anew"
+        warnings.warn(words, PrivacyWarning, stacklevel=2)
+        return None
+
     @transaction("note")
     def give_up(self, connection: Connection, charge: Charge) -> None:
         """Declare that no answer will come: callers who wait for it go on. The charge stands."""
         connection.execute(sa.update(charges).where(_row(charge), charges.c.receipt.is_(None)).values(outcome=GIVEN_UP))
+
+
+def _name(charge: Charge) -> str:
+    return f"{charge.counter_id}.{charge.number}"
 
 
 def _row(charge: Charge) -> sa.ColumnElement[bool]:
@@ -270,11 +322,11 @@ def _row(charge: Charge) -> sa.ColumnElement[bool]:
 # The statements of every charge.
 _ADVANCE = """UPDATE dpicl_counters SET spent = spent + :count
     WHERE plan_id = :plan_id AND line = :line AND principal = :principal AND spent - returned + :count <= allowed
-    RETURNING id, spent, returned"""
+    RETURNING id, spent, returned, lost"""
 _INSERT = "INSERT INTO dpicl_charges (counter_id, number, charged, units)"
 _WRITE = f"{_INSERT} VALUES (:counter_id, :number, :charged, :units)"
 _BOTH = f"""WITH advanced AS ({_ADVANCE}), written AS ({_INSERT} SELECT id, spent, :charged, :count FROM advanced)
-    SELECT id, spent, returned FROM advanced"""
+    SELECT id, spent, returned, lost FROM advanced"""
 _RECORD = """UPDATE dpicl_charges SET receipt = :receipt, outcome = :outcome, answer = :answer, units = :units
     WHERE counter_id = :counter_id AND number = :number AND units = :charged
     AND (:unused = 0 OR (outcome IS NULL AND receipt IS NULL))"""
@@ -283,32 +335,15 @@ _CLAIM = """INSERT INTO dpicl_queries (counter_id, query, number) VALUES (:count
 _QUEUE = sa.select(plans.c.id).where(plans.c.id == sa.bindparam("plan_id")).with_for_update()
 
 
-def _claim(connection: Connection, made: Mapping[Hashable, Charge], known: Mapping[str, Claim]) -> None:
-    """Make each query's new charge its claim. Raises `TryAgain` if its claim is not the ``known`` one any more."""
-    fresh = []
-    for query, charge in made.items():
-        if not isinstance(query, str):  # it is never replayed
-            continue
-        if query not in known:
-            fresh.append({"counter_id": charge.counter_id, "query": query, "number": charge.number})
-            continue
-        take_over = (
-            sa.update(queries)
-            .where(
-                queries.c.counter_id == charge.counter_id,
-                queries.c.query == query,
-                queries.c.number == known[query].number,
-            )
-            .values(number=charge.number)
-        )
-        if connection.execute(take_over).rowcount != 1:
-            raise TryAgain
-    if fresh and direct(connection, _CLAIM, *fresh).rowcount != len(fresh):
-        raise TryAgain
+def _count(
+    connection: Connection,
+    request: ChargeRequest,
+    names: Sequence[str | None],
+) -> tuple[list[Charge], int]:
+    """Advance the counter by the request's units for each name, and write a row for each; the units that it has lost.
 
-
-def spend(connection: Connection, request: ChargeRequest, names: Sequence[str | None]) -> list[Charge]:
-    """Advance the counter by the request's units for each name, and write a row for each. Raises `DoesNotFit`."""
+    Raises `DoesNotFit`.
+    """
     account = request.account
     units = request.units
     now = schema.utc_now()
@@ -323,46 +358,56 @@ def spend(connection: Connection, request: ChargeRequest, names: Sequence[str | 
         row = direct(connection, statement, values).fetchone()
     if row is None:
         raise DoesNotFit
-    counter, spent, returned = row
+    counter_id, spent, returned, lost = row
     numbers = range(spent - count + units, spent + 1, units)
-    rows = [
-        {
-            "counter_id": counter,
-            "number": number,
-            "charged": now,
-            "units": units,
-        }
-        for number in numbers
-    ]
     if not at_once:
+        rows = [{"counter_id": counter_id, "number": number, "charged": now, "units": units} for number in numbers]
         direct(connection, _WRITE, *rows)
     others = schema.spent_beside(connection, account) if request.others else {}
-    return [
+    made = [
         Charge(
             **account._asdict(),
             number=number,
             time=now,
             others=others,
-            counter_id=counter,
+            counter_id=counter_id,
             query=name,
             units=units,
             returned=returned,
-            permit=schema.Permit(units),
+            process=os.getpid(),
         )
         for number, name in zip(numbers, names, strict=True)
     ]
+    return made, lost
 
 
 def _add_principal(connection: Connection, account: Account, count: int) -> bool:
     """Make a principal's first counter, unless it is there; False if so many units do not fit."""
-    of_line = sa.select(counters).where(Account(account.plan_id, account.line).counter)
+    of_line = sa.select(counters).where(Account(account.plan_id, account.line).counter).with_for_update()
     line = connection.execute(of_line).one_or_none()  # it has spent nothing, unless all of the plan counts as spent
     if line is None or line.spent + count > line.allowed:
         return False
     if connection.scalar(sa.select(counters.c.id).where(account.counter)) is None:
-        insert(
-            connection,
-            counters,
-            {**account._asdict(), "allowed": line.allowed, "spent": line.spent, "lost": line.lost},
-        )
+        values = {"allowed": line.allowed, "spent": line.spent, "lost": line.lost}
+        insert(connection, counters, {"id": schema.new_id(), **account._asdict(), **values})
     return True
+
+
+def _claim(connection: Connection, made: Mapping[Hashable, Charge], known: Mapping[str, Claim]) -> None:
+    """Make each query's new charge its claim. Raises `TryAgain` if its claim is not the ``known`` one any more."""
+    fresh = []
+    for query, charge in made.items():
+        if not isinstance(query, str):  # it is never replayed
+            continue
+        if query not in known:
+            fresh.append({"counter_id": charge.counter_id, "query": query, "number": charge.number})
+            continue
+        take_over = (
+            sa.update(queries)
+            .filter_by(counter_id=charge.counter_id, query=query, number=known[query].number)
+            .values(number=charge.number)
+        )
+        if connection.execute(take_over).rowcount != 1:
+            raise TryAgain
+    if fresh and direct(connection, _CLAIM, *fresh).rowcount != len(fresh):
+        raise TryAgain

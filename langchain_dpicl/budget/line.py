@@ -12,12 +12,10 @@ from functools import partial
 from typing import Final, cast
 
 from langchain_dpicl.budget import terms
-from langchain_dpicl.budget.ledger import Ledger
-from langchain_dpicl.budget.owner_index import EligibleOwners
-from langchain_dpicl.budget.requests import ChargeRequest
+from langchain_dpicl.budget.ledger import ChargeRequest, Ledger
 from langchain_dpicl.budget.schema import UNLIMITED, Account, Charge, Claim, StoredPlan, utc_now
 from langchain_dpicl.budget.terms import Policy, Receipt, Replayed, SoftLimit
-from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
+from langchain_dpicl.budget.tickets import EligibleOwners, TicketLine, TicketPayment
 from langchain_dpicl.calls.flow import Flow, pause
 from langchain_dpicl.calls.observing import took
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, UnsafeConfigurationError
@@ -60,7 +58,7 @@ class BudgetLine(Accounting):
         name: str,
         plan_line: PlanLine,
         plan: PrivacyPlan,
-        tickets: TicketUsage | None = None,
+        tickets: TicketLine | None = None,
     ) -> None:
         self.name = name
         self.plan = plan
@@ -143,7 +141,7 @@ class BudgetLine(Accounting):
     def ask(self, store: PrivateStore, owners: Numbers) -> EligibleOwners:
         """Look up a query's eligible owners for its charge, if owners pay with tickets. Private."""
         assert self.tickets is not None
-        return self.tickets.index.find(store, owners)
+        return self.tickets.marks.find(store, owners)
 
     def charging(
         self,
@@ -198,7 +196,7 @@ class BudgetLine(Accounting):
             units,
             replay=bool(self._policy.replay),
             others=self._has_others,
-            rule=None if self.tickets is None else TicketRule(self.tickets, owners or ()),
+            tickets=None if self.tickets is None else TicketPayment(self.tickets, owners or ()),
         )
         patience = self._policy.replay_patience
         seconds = _FIRST_PAUSE
@@ -243,7 +241,7 @@ class BudgetLine(Accounting):
         """
         if query is None or self.tickets is not None or not self._policy.replay:
             return None
-        return self._ledger.open_charge(self._account(principal), query, self._has_others)
+        return self._ledger.reopened(self._account(principal), query, self._has_others)
 
     def steps(self, charge: Charge) -> list[str]:
         """The contents that `keep_step` has kept of this charge, in their order."""
@@ -262,7 +260,6 @@ class BudgetLine(Accounting):
         details = [
             (self._has_others, f" on the line {self.name!r}"),
             (principal, " for this principal"),
-            (left >= needed, ", which other processes hold, or have lost when they were killed"),
         ]
         room = "".join(words for holds, words in details if holds)
         return PrivacyBudgetExceeded(
@@ -346,10 +343,9 @@ class BudgetLine(Accounting):
             json.dumps(receipt),
             outcome,
             answer if self._policy.replay else None,
-            unused if self.tickets is None else 0,  # with tickets a counter only grows: owners are given back
+            unused,
+            self.tickets,
         )
-        if self.tickets is not None:
-            self.tickets.give_back(charge, unused)
         return receipt
 
     def _receipt(self, charge: Charge, outcome: str, unused: int = 0) -> Receipt:

@@ -38,12 +38,15 @@ class OwnerKeyFile:
         *,
         ends_with_process: bool = False,
     ) -> None:
+        self._ledger = ledger
         beside = None if ledger is None else Path(f"{ledger}.key")
         self.path = beside if given is None else path_of("key_file", given)
         self._in_memory = secrets.token_bytes(KEY) if ends_with_process and self.path is None else None
 
-    def make(self) -> bytes:
-        """The key, which is made if there is none, for its owner alone to read (mode 600).
+    def make(self, key: bytes | None = None) -> bytes:
+        """The key. If there is none it is made: ``key``, or a random one.
+
+        Its owner alone may read it (mode 600). That is the owner of a ledger in a file, if you may set it.
 
         Raises `InvalidParameter` if nobody has named a place for it, `LedgerError` if it cannot be read or written.
         """
@@ -57,8 +60,9 @@ class OwnerKeyFile:
             )
         if path is not None and not path.exists():
             try:
-                with contextlib.suppress(FileExistsError), replacing(path, is_new=True) as file:
-                    file.write(secrets.token_hex(KEY).encode() + b"\n")
+                like = None if self._ledger is None else os.stat(self._ledger)
+                with contextlib.suppress(FileExistsError), replacing(path, is_new=True, like=like) as file:
+                    file.write((key or secrets.token_bytes(KEY)).hex().encode() + b"\n")
                 sync_folder(path)
             except OSError as error:
                 problem = error.strerror or type(error).__name__

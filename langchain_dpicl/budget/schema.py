@@ -1,6 +1,7 @@
 """The ledger's tables, their rows, and what every charge reads of them. A ledger of another version is refused.
 
-- plans: frozen content under a name, and its scope
+- plans: frozen content under a name, and its scope. The ids of plans and counters are random: whoever knows one finds
+  that plan or counter in a copy of the ledger, or nothing
 - counters: the allowance and what is spent, one row per line, and per line and principal in a ``per_principal`` plan
   (there the row without a principal holds the allowance and is never spent). ``spent`` only grows and gives out the
   numbers; ``spent - returned`` counts against the allowance: ``returned`` are tokens that were charged and never
@@ -11,23 +12,15 @@
 - queries: the latest charge for each query, which replay looks up
 - removed: the names of budgets that were removed before anything was spent
 - others: the budgets that stores remember beside this ledger's, in whatever ledger
-- owner_index, owner_marks: of a plan whose owners pay with tickets, the number of entries in its owner index, and the
-  entries. An owner has one entry: a position that is never given again, and a mark there (a keyed hash). Each row holds
-  the marks from the position ``start`` on; ``changes`` counts the owners who were forgotten, and
-  ``key_id`` names the key that makes the marks, which stands elsewhere (see `owner_keys`)
-- usage, usage_rows, usage_counts: of each counter of such a plan, the positions that used a ticket at each charge
-  (``usage_rows``, numbered without a gap; those with fewer than 0 units give back, and begin with the number of their
-  charge, 8 bytes), the sums of the earlier rows by position (``usage_counts``), and one row
-  that binds them (``usage``): the number of rows and tickets, the chained hash of all rows (``chain``; ``base`` of the
-  summed ones), the hashes of the sums (``sums``) and of the first ``owners`` marks (``marks``), and the counter's
-  ``spent`` and ``lost``. ``digest`` is the hash of the row, which the witness knows too, and ``before`` the one before.
-  Private: see `tickets`
+- tickets: of a plan whose owners pay, the tickets that each owner has used on a counter. An owner is known by its mark,
+  a keyed hash whose key stands elsewhere (``plans.key_id`` names it, see `owner_keys`). ``life`` is the plan's number
+  of forgettings (``plans.changes``) when the row was made. Private: see `tickets`
+- leaving: the marks of owners who are being forgotten, each with the token of its latest forgetting
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -41,7 +34,7 @@ from sqlalchemy.engine import Connection
 from langchain_dpicl import sql
 from langchain_dpicl.errors import LedgerError
 
-VERSION = 7
+VERSION = 8
 EARLIER = 6
 """The version that `upgrade` brings to today's."""
 SQLITE_APPLICATION_ID = 0x44504943  # "DPIC"
@@ -67,9 +60,14 @@ def whole(name: str, **how: Any) -> sa.Column[int]:
     return sa.Column(name, sa.BigInteger(), **{"nullable": False, **how})
 
 
-def _id(name: str, *refers_to: str) -> sa.Column[int]:
-    """A part of a primary key that names a row of another table."""
-    return sa.Column(name, sa.Integer, *map(sa.ForeignKey, refers_to), primary_key=True, autoincrement=False)
+def _id(name: str) -> sa.Column[int]:
+    """A primary key, or a part of one, that is a random number."""
+    return whole(name, primary_key=True, autoincrement=False)
+
+
+def new_id() -> int:
+    """A number that no other copy of a ledger gives to anything else."""
+    return 1 + secrets.randbits(59)
 
 
 def _number(name: str) -> sa.Column[int]:
@@ -77,28 +75,25 @@ def _number(name: str) -> sa.Column[int]:
     return whole(name, primary_key=True, autoincrement=False)
 
 
-def _bytes(name: str) -> sa.Column[bytes]:
-    return sa.Column(name, sa.LargeBinary, nullable=False)
-
-
 meta = sa.Table("dpicl_meta", metadata, text("key", 64, primary_key=True), text("value"))
 plans = sa.Table(
     "dpicl_plans",
     metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
+    _id("id"),
     text("name", 255, unique=True),
     text("content"),
     text("digest", 64),
     text("created", 40),
     text("scope", 20, server_default="shared"),
     sa.Column("tickets", sa.Integer, nullable=False, server_default="0"),
-    sqlite_autoincrement=True,  # the id of a plan that was removed never comes again
+    text("key_id", 32, server_default=""),
+    whole("changes", server_default="0"),
 )
 counters = sa.Table(
     "dpicl_counters",
     metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("plan_id", sa.Integer, sa.ForeignKey("dpicl_plans.id"), nullable=False),
+    _id("id"),
+    sa.Column("plan_id", sa.BigInteger, sa.ForeignKey("dpicl_plans.id"), nullable=False),
     text("line", 255),
     text("principal", 255, server_default=""),
     whole("allowed"),
@@ -107,9 +102,8 @@ counters = sa.Table(
     whole("lost", server_default="0"),
     sa.UniqueConstraint("plan_id", "line", "principal", name="dpicl_one_counter"),
     sa.CheckConstraint(
-        "returned >= 0 AND returned <= spent AND spent - returned <= allowed", name="dpicl_never_over_spent"
+        "returned >= 0 AND returned <= spent AND spent - lost - returned <= allowed", name="dpicl_never_over_spent"
     ),
-    sqlite_autoincrement=True,
 )
 charges = sa.Table(
     "dpicl_charges",
@@ -144,44 +138,20 @@ others = sa.Table(
     sa.Column("epsilon", sa.Float),
     sa.Column("delta", sa.Float),
 )
-owner_index = sa.Table(
-    "dpicl_owner_index",
+tickets = sa.Table(
+    "dpicl_tickets",
     metadata,
-    _id("plan_id", "dpicl_plans.id"),
-    whole("size"),
-    whole("changes", server_default="0"),
-    text("key_id", 32, server_default=""),
+    _id("counter_id"),
+    text("mark", 32, primary_key=True),
+    whole("used"),
+    whole("life"),
+    sqlite_with_rowid=False,
 )
-owner_marks = sa.Table("dpicl_owner_marks", metadata, _id("plan_id"), _number("start"), _bytes("marks"))
-usage = sa.Table(
-    "dpicl_usage",
-    metadata,
-    _id("counter_id", "dpicl_counters.id"),
-    *(whole(name) for name in ("row_count", "summed", "tickets", "spent", "lost", "owners")),
-    *(text(name, 32) for name in ("chain", "base", "sums", "marks", "before", "digest")),
-)
-usage_rows = sa.Table(
-    "dpicl_usage_rows", metadata, _id("counter_id"), _number("number"), whole("units"), _bytes("positions")
-)
-usage_counts = sa.Table("dpicl_usage_counts", metadata, _id("counter_id"), _bytes("counts"))
+leaving = sa.Table("dpicl_leaving", metadata, _id("plan_id"), text("mark", 32, primary_key=True), text("token", 16))
 
-in_use: sa.ColumnElement[int] = counters.c.spent - counters.c.returned
-"""The units of a counter that count against its allowance."""
-
-
-def hashed(*pieces: bytes) -> str:
-    """The hash of these bytes and of their lengths."""
-    found = hashlib.blake2b(digest_size=16)
-    for piece in pieces:
-        found.update(len(piece).to_bytes(8, "big") + piece)
-    return found.hexdigest()
-
-
-def usage_digest(
-    chain: str = "", row_count: int = 0, tickets: int = 0, spent: int = 0, lost: int = 0, owners: int = 0
-) -> str:
-    """The digest of a usage row. Summing rows and forgetting owners do not change it."""
-    return hashed(f"{chain}:{row_count}:{tickets}:{spent}:{lost}:{owners}".encode())
+_counted = counters.c.spent - counters.c.returned
+in_use: sa.ColumnElement[int] = sa.case((_counted > counters.c.allowed, counters.c.allowed), else_=_counted)
+"""The units of a counter that count against its allowance: all of it, if more may have been lost."""
 
 
 def tables_of(connection: Connection) -> set[str]:
@@ -254,28 +224,14 @@ class Account(NamedTuple):
         return sa.and_(*(counters.c[name] == value for name, value in self._asdict().items()))
 
 
-@dataclass(slots=True)
-class Permit:
-    """The units of one charge. Its process gives back the unused ones, once. A child of a fork has a copy of it."""
-
-    units: int
-    process: int = field(default_factory=os.getpid)
-
-    def unused(self, units: int) -> int:
-        """``units`` of them, the first time; 0 from then on."""
-        given = min(units, self.units)
-        self.units = 0
-        return given
-
-
 @dataclass(frozen=True)
 class Charge:
     """A durable charge.
 
     ``number``: 1-based on the line; for several units, the last number taken. ``others``: the units that the plan's
     other lines had spent by then, read in the same transaction. ``query``: the query's keyed hash. ``units``: one, or
-    an answer's tokens. ``returned``: the line's tokens that had been given back by then. ``permit``: None if its
-    process is gone. ``participants``: `tickets.Participants`, if owners pay. Private.
+    an answer's tokens. ``returned``: the line's tokens that had been given back by then. ``process``: its maker's
+    number, None if that is gone. ``participants``: `tickets.Participants`, if owners pay. Private.
     """
 
     plan_id: int
@@ -288,13 +244,13 @@ class Charge:
     query: str | None = None
     units: int = 1
     returned: int = 0
-    permit: Permit | None = field(default=None, repr=False, compare=False)
+    process: int | None = field(default=None, repr=False, compare=False)
     participants: Any = field(default=None, repr=False, compare=False)
 
     @property
     def all_counts(self) -> bool:
         """True if it gives nothing back: a process that is gone made it, or the parent of a fork."""
-        return self.permit is None or self.permit.process != os.getpid()
+        return self.process != os.getpid()
 
     @property
     def spent(self) -> int:

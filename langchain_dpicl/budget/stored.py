@@ -22,7 +22,6 @@ from langchain_dpicl.budget.schema import (
     charges,
     counters,
     in_use,
-    owner_index,
     plans,
 )
 from langchain_dpicl.budget.witness import CounterKey, rolled_back
@@ -32,6 +31,7 @@ from langchain_dpicl.store.notes import OpenedBudget, merged
 
 _IN_USE = """SELECT max(spent - returned) FROM dpicl_counters
     WHERE plan_id = :plan_id AND line = :line AND principal IN ('', :principal)"""  # '': lost units count for everybody
+_PLAN = [plans.c[name] for name in ("id", "name", "content", "digest", "created", "scope", "tickets")]
 _RELEASE = [charges.c[name] for name in ("counter_id", "number", "charged", "units", "outcome", "receipt")]
 
 
@@ -49,24 +49,12 @@ class ReleaseRow:
     receipt: str | None
 
 
-@dataclass
-class Counter:
-    """A counter that this process charges, as far as it knows it, and the permits that it has for it."""
-
-    key: CounterKey
-    allowed: int
-    tickets: bool  # owners pay
-    reached: int = 0  # a number that the counter has surely reached
-    hand: int = 0  # permits in hand
-    ahead: int = 0  # permits granted ahead
-    charged: int = 0  # permits used up so far
-
-
 class StoredLedger(Database):
     """A ledger that exists. Raises `LedgerError` if there is none. It charges nothing."""
 
     def __init__(self, url: str, *, key_file: str | os.PathLike[str] | None = None) -> None:
-        self._charged: dict[Account, Counter] = {}
+        self._reached: dict[Account, int] = {}  # numbers that the counters have surely reached
+        self._keys: dict[Account, CounterKey] = {}
         super().__init__(url)
         self.key_file = OwnerKeyFile(self.path, key_file, ends_with_process=self.is_in_memory)
         try:
@@ -85,19 +73,23 @@ class StoredLedger(Database):
         """Move the contents of SQLite's log into the file itself, if nobody reads: a copy of the file then has it."""
         if not self.is_sqlite:
             return
-        with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite3.Error), self.using(), self._writers:
-            pooled = self._engine.raw_connection()
-            try:
-                pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            finally:
-                pooled.close()
+        self.enter()
+        try:
+            with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite3.Error), self._writers:
+                pooled = self._engine.raw_connection()
+                try:
+                    pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                finally:
+                    pooled.close()
+        finally:
+            self._busy.pop()
 
     # -- plans ------------------------------------------------------------------------------------------------------
 
     @transaction("read")
     def plans(self, connection: Connection) -> list[StoredPlan]:
         """Every plan of the ledger, the oldest first."""
-        return [StoredPlan(**row) for row in connection.execute(sa.select(plans).order_by(plans.c.id)).mappings()]
+        return [StoredPlan(*row) for row in connection.execute(sa.select(*_PLAN).order_by(plans.c.created, plans.c.id))]
 
     def find_plan(self, name: str) -> StoredPlan | None:
         """The plan under this name, if one is stored."""
@@ -125,26 +117,19 @@ class StoredLedger(Database):
         def insert(connection: Connection) -> StoredPlan:
             # Workers that freeze plans at once do it one after the other.
             connection.execute(sa.select(schema.meta).where(schema.meta.c.key == "schema_version").with_for_update())
-            stored = sa.select(plans).where(plans.c.name == name)
+            stored = sa.select(*_PLAN).where(plans.c.name == name)
             if connection.execute(stored).one_or_none() is None:
                 connection.execute(sa.delete(schema.removed).where(schema.removed.c.name == name))
-                plan_id = connection.scalar(
-                    sa.insert(plans)
-                    .values(
-                        name=name,
-                        content=content,
-                        digest=digest,
-                        created=schema.utc_now(),
-                        scope=scope,
-                        tickets=int(tickets),
-                    )
-                    .returning(plans.c.id)
-                )
-                for line, limit in allowed.items():
-                    connection.execute(sa.insert(counters).values(plan_id=plan_id, line=line, allowed=limit, spent=0))
-                if tickets:
-                    connection.execute(sa.insert(owner_index).values(plan_id=plan_id, size=0))
-            return StoredPlan(**connection.execute(stored).mappings().one())
+                plan_id = schema.new_id()
+                frozen = {"content": content, "digest": digest, "created": schema.utc_now(), "scope": scope}
+                row = {"id": plan_id, "name": name, **frozen, "tickets": int(tickets)}
+                connection.execute(sa.insert(plans).values(row))
+                rows = [
+                    {"id": schema.new_id(), "plan_id": plan_id, "line": line, "allowed": limit, "spent": 0}
+                    for line, limit in allowed.items()
+                ]
+                connection.execute(sa.insert(counters), rows)
+            return StoredPlan(*connection.execute(stored).one())
 
         plan = self.run(insert)
         self.write_through()
@@ -160,7 +145,7 @@ class StoredLedger(Database):
             held = sa.select(counters).where(counters.c.plan_id == plan.id).with_for_update()
             if any(counter.spent for counter in connection.execute(held).all()):
                 return False
-            for table in (schema.owner_marks, owner_index, counters):
+            for table in (schema.leaving, counters):
                 connection.execute(sa.delete(table).where(table.c.plan_id == plan.id))
             connection.execute(sa.delete(plans).where(plans.c.id == plan.id))
             connection.execute(sa.insert(schema.removed).values(name=plan.name, removed=schema.utc_now()))
@@ -177,7 +162,7 @@ class StoredLedger(Database):
     @transaction("read")
     def has_key(self, connection: Connection, plan_id: int) -> bool:
         """True if a plan whose owners pay has chosen its key."""
-        return bool(connection.scalar(sa.select(owner_index.c.key_id).where(owner_index.c.plan_id == plan_id)))
+        return bool(connection.scalar(sa.select(plans.c.key_id).where(plans.c.id == plan_id)))
 
     @transaction("read")
     def others(self, connection: Connection) -> tuple[OpenedBudget, ...]:
@@ -212,8 +197,8 @@ class StoredLedger(Database):
         The first question chooses it (``make``), and the ledger keeps its name, so no owner is known by two marks and
         has its tickets twice. None if the plan has no key so far, or another one than those at hand.
         """
-        here = owner_index.c.plan_id == plan_id
-        chosen = self.run(lambda connection: connection.scalar(sa.select(owner_index.c.key_id).where(here)), "read")
+        here = plans.c.id == plan_id
+        chosen = self.run(lambda connection: connection.scalar(sa.select(plans.c.key_id).where(here)), "read")
         if chosen:
             fitting = (key for key in own if key_id(key) == chosen)
             key = next(fitting, None) or self.key_file.read()
@@ -221,7 +206,7 @@ class StoredLedger(Database):
         if not make:
             return None
         key = own[0] if own else self.key_file.make()
-        first = sa.update(owner_index).where(here, owner_index.c.key_id == "").values(key_id=key_id(key))
+        first = sa.update(plans).where(here, plans.c.key_id == "").values(key_id=key_id(key))
         self.run(lambda connection: connection.execute(first).rowcount)
         return self.owner_key(plan_id, own)
 
@@ -249,6 +234,13 @@ class StoredLedger(Database):
         if self.is_sqlite:
             url = url.set(database=self.path)
         return url.render_as_string()
+
+    def _key_of(self, connection: Connection, account: Account) -> CounterKey:
+        """A counter's name for the witness."""
+        if account not in self._keys:
+            row = connection.execute(sa.select(plans.c.name, plans.c.digest).where(plans.c.id == account.plan_id)).one()
+            self._keys[account] = CounterKey(row.name, account.line, account.principal, row.digest)
+        return self._keys[account]
 
     # -- charges ------------------------------------------------------------------------------------------------------
 
@@ -355,17 +347,16 @@ class StoredLedger(Database):
         query = (
             sa.select(counters.c.principal, counters.c.line, counters.c.spent, in_use)
             .where(counters.c.plan_id == plan_id)
-            .order_by(counters.c.id)
+            .order_by(counters.c.line, counters.c.principal)
         )
         if principals:
             query = query.where(counters.c.principal.in_(principals))
-        # Before the counters are read: a later charge only raises them.
-        reached = {account: counter.reached for account, counter in self._charged.copy().items()}
+        reached = self._reached.copy()  # before the counters are read: a later charge only raises them
         answer: dict[str, dict[str, int]] = {}
         for principal, line, spent, counted in connection.execute(query).all():
             account = Account(plan_id, line, principal)
             if spent < reached.get(account, 0):
-                raise rolled_back(self._charged[account].key, spent, reached[account])
+                raise rolled_back(self._keys[account], spent, reached[account])
             answer.setdefault(principal, {})[line] = int(counted)
         return answer
 
@@ -381,7 +372,7 @@ class StoredLedger(Database):
 
     def history(self, plan_id: int) -> Iterator[ReleaseRow]:
         """Every release of a plan, counter by counter, read in pieces."""
-        place = sa.tuple_(charges.c.counter_id, charges.c.number)
+        place = sa.tuple_(counters.c.line, counters.c.principal, charges.c.number)
         query = (
             sa.select(counters.c.line, counters.c.principal, *_RELEASE)
             .join(counters, counters.c.id == charges.c.counter_id)
@@ -392,7 +383,9 @@ class StoredLedger(Database):
         rows = self.run(lambda connection: connection.execute(query).all(), "read")
         while rows:
             yield from (ReleaseRow(*row) for row in rows)
-            further = query.where(place > sa.tuple_(*map(sa.literal, (rows[-1].counter_id, rows[-1].number))))
+            further = query.where(
+                place > sa.tuple_(*map(sa.literal, (rows[-1].line, rows[-1].principal, rows[-1].number)))
+            )
             rows = self.run(lambda connection: connection.execute(further).all(), "read")  # noqa: B023
 
     @transaction("read")

@@ -396,7 +396,7 @@ class LineTickets(TypedDict):
     tickets: int
     """The tickets of every owner."""
     owners: int
-    """Owners who were ever eligible for a query, and are not forgotten. All others have all their tickets."""
+    """Owners who were ever eligible for its queries, and are not forgotten. All others have all their tickets."""
     without: int
     """The number of these who have none left: they are left out."""
     burnt: dict[str, int]

@@ -37,70 +37,134 @@ transcript: the queries and their answers.
 5. No n entered the bound, so it holds for runs of any length: an event of an endless run is a limit of events of its
    beginnings.                                                                                                     QED
 
+Rows. The ledger has one row for each counter (a line, and a principal where each has a counter) and each owner that was
+ever eligible there: its mark and its used tickets. A charge has locked its counter. For each query it looks up the
+owners who have fewer than ``units`` left of T, and updates the rows of all others, ``used + units WHERE used + units <=
+T``; they take part, and each has a row that was changed. (Meanwhile tickets may come back, and none is used.) The
+statements of a charge's queries follow one another in one transaction, so each sees the tickets of those before it.
+``T`` is less by the counter's ``lost`` (`witness`): that many tickets may be missing in this copy of the ledger.
+
 Tokens. On a line of tokens a step of the proof is one token, at which every owner who paid for the answer flips a coin.
 An answer uses ``max_tokens`` tickets of every eligible owner who has as many left, and of no other: nobody has a part
 in its first tokens alone. Its length decides how many steps ran, and it is in the transcript; the tickets of the others
 are given back to every owner who paid, sampled or not, so that each has used one ticket for each step that ran, as step
 1 of the proof says. (If they came back only to those whom no coin chose, an owner's tickets would depend on its coins.)
-They are given back with the next charge of the process that made the answer, and in memory until then: if it ends
-before, or closes the budget, they stay used. So do those of an answer that failed, or whose reader left.
+They come back in the transaction that records the answer, or never: if the process ends before, the answer fails or its
+reader leaves, they stay used.
 
-What follows. Answers in parallel are one run: each uses its tickets in a transaction before its members are called,
-transactions have an order, and an answer is one step, whose query was chosen before it. A crash gives no ticket back.
-Owners that come later have all their tickets. An owner's life in the store is protected: an owner who is forgotten, and
-with it its row, and comes again is a new owner, and two lives have 2 T together. While it is being forgotten it has no
-second position (`owner_index`). If each exemplar is its own owner, exemplars of equal content are one owner
-(`store.base`): one row, one coin, forgotten with the last of them. Forget in every process that has a copy of the
-store. A line's tickets are its own. Under ``per_principal`` each principal has a set of them, and colluding principals
-see the sum.
+Lives. A mark is a keyed hash of the owner's key, or, if each exemplar is its own owner, of its content: exemplars of
+equal content are one owner (`store.base`): one row, one coin, forgotten with the last of them. What is protected is an
+owner's life in the store, from its first exemplar until it is forgotten.
+
+- An owner who is forgotten and comes again is a new owner: two lives have 2 T together. `OwnerMarks.leave` forgets in
+  two transactions around the store's own. The first writes the mark into ``leaving`` with a token of its own. The last
+  removes it, if its token still stands there, and with it the mark's rows, and counts a change of the plan. CLAIM: if
+  all stores that use the plan follow one another (one file, one database, or one object in memory), no life uses more
+  than T tickets of a counter. PROOF. The rows of a mark are removed only by the last transaction of a
+  forgetting whose token stands, so after the store's commit of the latest forgetting that has begun. The life that
+  this commit ended is over, and a life that began since has used nothing: its mark is in ``leaving``, and a charge
+  takes no owner whose mark is there. So a life's row is there from its first ticket until its end. A charge by owners
+  who were looked up before is no exception: `find` learns a mark while its owner is in the store and the plan has
+  counted c changes, and a charge is made again if the plan has counted more. It holds the plan's row, which the last
+  transaction of a forgetting writes, until its COMMIT. Tickets of an answer that ends after its owner came again are
+  given back to rows of the same ``life`` alone.                                                                   QED
+- A kill between these transactions leaves the mark in ``leaving``: whether the owner went or not, it gets no tickets
+  until it is forgotten once more.
+- A record that moves to another owner counts for that one from then on. An owner who loses the last of its records by
+  that is forgotten by the store, and the ledger keeps its row: if it comes again, it has what it had left.
+- Two stores over the same people have one row for a person if they make marks by the same key, and by different keys
+  the plan refuses the second store. A person who has another key or content in the second store is another owner.
+- A store in memory is one process's own. An owner's life is then over when the last process has forgotten it: until
+  then each forgetting gives it T tickets anew in the others. Forget in every process, or use a file or a database.
+
+Answers in parallel are one run: each uses its tickets in a transaction before its members are called, transactions have
+an order, and an answer is one step, whose query was chosen before it. A crash gives no ticket back. Owners that come
+later have all their tickets. A line's tickets are its own. Under ``per_principal`` each principal has a set of them,
+and colluding principals see the sum.
 
 Nobody may see which owners are eligible, how many are, which have tickets left, or how many were used. A caller learns
-that a charge took place, as everywhere. The ledger's rows say which owner was near to which query, by keyed hashes;
-the key stands elsewhere (`owner_keys`). Keep both from callers. `Usage` describes these rows. Hashes bind the usage,
-the owner index and the counter to each other and to the witness (`witness`, BINDING): rows that are older or newer than
-the others are refused like lost ones.
+that a charge took place, as everywhere. The ledger's rows say which owner was near to queries how often, by keyed
+hashes; the key stands elsewhere (`owner_keys`). Keep both from callers.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
-from typing import Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
-from langchain_dpicl.budget.owner_index import (
-    EMPTY,
-    LOST,
-    UNKNOWN,
-    EligibleOwners,
-    OwnerIndex,
-    OwnersChanged,
-    stored_bytes,
-)
-from langchain_dpicl.budget.schema import Charge, counters, hashed, usage, usage_counts, usage_digest, usage_rows
+from langchain_dpicl.budget.schema import Charge, counters, leaving, plans, tickets
 from langchain_dpicl.budget.terms import WARNING, LineTickets
 from langchain_dpicl.errors import LedgerError, UnsafeConfigurationError
-from langchain_dpicl.sql import TryAgain
-from langchain_dpicl.store.base import Numbers
+from langchain_dpicl.sql import OwnLock, TryAgain, direct
+from langchain_dpicl.store.base import MARK, MarkOf, Numbers, PrivateStore
+
+if TYPE_CHECKING:
+    from langchain_dpicl.budget.stored import StoredLedger
+
+Marks = NDArray[np.bytes_]
+"""Marks of owners, each in hexadecimal."""
+_WRITTEN = f"S{2 * MARK}"
+
+_LEAVING = """SELECT dpicl_plans.changes, dpicl_leaving.mark FROM dpicl_plans
+    LEFT JOIN dpicl_leaving ON dpicl_leaving.plan_id = dpicl_plans.id WHERE dpicl_plans.id = :plan_id"""
+_LISTED = {
+    "sqlite": "json_each(:marks) AS listed",
+    "postgresql": "json_array_elements_text(CAST(:marks AS json)) AS listed(value)",
+}
+_WITHOUT = """SELECT mark FROM dpicl_tickets WHERE counter_id = :counter_id AND used + :units > :most
+    AND mark IN (SELECT listed.value FROM {})"""
+_USE = """INSERT INTO dpicl_tickets (counter_id, mark, used, life)
+    SELECT :counter_id, listed.value, :units, :life FROM {} WHERE :units <= :most
+    ON CONFLICT (counter_id, mark) DO UPDATE SET used = dpicl_tickets.used + :units
+    WHERE dpicl_tickets.used + :units <= :most"""  # RETURNING would take as long as both statements
+_GIVE_BACK = """UPDATE dpicl_tickets SET used = used - :units WHERE counter_id = :counter_id AND life <= :life
+    AND used >= :units AND mark IN (SELECT listed.value FROM {})"""
+
+
+class KeyMissing(LedgerError):
+    """The key of a plan's owners is not at hand, so an owner who is forgotten cannot be found in it."""
+
+    def __init__(self, plan: str) -> None:
+        super().__init__(
+            f"the budget {plan!r} knows its owners by a key that is not at hand, so the owner's mark stays in its "
+            "ledger: put the key file (or the notes beside the data) back, and run `dpicl forget` for this owner"
+        )
+
+
+@dataclass(frozen=True)
+class EligibleOwners:
+    """The owners who are eligible for one query, by their numbers in the store and by their marks. Private.
+
+    ``changes``: the number of forgettings that the plan had counted before these owners were found in the store.
+    """
+
+    store: PrivateStore = field(repr=False)
+    owners: Numbers = field(repr=False)
+    marks: Marks = field(repr=False)
+    changes: int = field(default=0, repr=False)
 
 
 class Participants:
     """The owners who may flip a coin in a release. Private: it shows nothing, and gives them once.
 
-    So it does with ``positions``, their places in the owner index, for what is given back.
+    So it does with ``marks``, to which tickets may be given back, and the ``life`` of their rows at most.
     """
 
-    __slots__ = ("_owners", "_positions")
+    __slots__ = ("_marks", "_owners", "life")
 
-    def __init__(self, owners: Numbers, positions: Numbers) -> None:
+    def __init__(self, owners: Numbers, marks: Marks, life: int) -> None:
         self._owners: Numbers | None = owners
-        self._positions: Numbers | None = positions
+        self._marks: Marks | None = marks
+        self.life = life
 
     def take(self) -> Numbers:
         """The owners' numbers. They are not kept."""
@@ -110,11 +174,9 @@ class Participants:
             raise UnsafeConfigurationError("the owners of a release were taken already")
         return owners
 
-    def take_positions(self) -> Numbers | None:
-        """The owners' positions, the first time; None from then on."""
-        positions = self._positions
-        self._positions = None
-        return positions
+    def listed(self) -> str:
+        """The owners' marks for a statement."""
+        return "[]" if self._marks is None else _listed(self._marks)
 
     def __repr__(self) -> str:
         return "<owners who pay for a release>"
@@ -123,56 +185,197 @@ class Participants:
         raise UnsafeConfigurationError("owners who pay for a release are not pickled or copied")
 
 
-class TicketUsage:
-    """The tickets of one line: every owner has ``tickets``, and so for each principal if each has a counter."""
+class OwnerMarks:
+    """The marks by which a plan whose owners pay knows them."""
 
-    def __init__(self, index: OwnerIndex, tickets: int) -> None:
-        self.index = index
-        self.tickets = tickets
-        self.lock = threading.Lock()
-        self._of_counter: dict[int, Usage] = {}
+    def __init__(self, ledger: StoredLedger, plan_id: int) -> None:
+        self._ledger = ledger
+        self._plan_id = plan_id
+        self._keys: WeakKeyDictionary[PrivateStore, bytes] = WeakKeyDictionary()
+        self._lock = OwnLock()  # never held while waiting for a store or for a database
+        self._learn(None)
 
-    def of(self, counter_id: int) -> Usage:
-        """The usage of one counter, as far as this process knows it. Use it with the lock held."""
-        return self._of_counter.setdefault(counter_id, Usage(self.index, self.tickets, counter_id))
+    def _learn(self, changes: int | None) -> None:
+        """Forget all marks. Those that are learnt from now on are of owners who are there after so many changes."""
+        self._changes = changes
+        self._by_number: WeakKeyDictionary[PrivateStore, dict[int, bytes]] = WeakKeyDictionary()
 
-    def give_back(self, charge: Charge, units: int) -> None:
-        """Give ``units`` of a charge back, once, to all who paid it, at this process's next charge: see "Tokens"."""
-        if not units or charge.participants is None:
-            return
-        positions = charge.participants.take_positions()
-        if positions is not None:
-            with self.lock:
-                self.of(charge.counter_id).unused.append(Unused(positions, units, charge.number))
+    def find(self, store: PrivateStore, owners: Numbers) -> EligibleOwners:
+        """Look up a query's eligible owners; those who were forgotten just now are left out. Private."""
+        if self._changes is None:
+            changes = self._ledger.run(self._read_changes, "read")
+            with self._lock:
+                if self._changes is None:
+                    self._learn(changes)
+        with self._lock:
+            since = self._changes or 0
+            known = self._by_number.setdefault(store, {})  # a store never gives a number again
+            marks = np.array([known.get(number, b"") for number in owners.tolist()], _WRITTEN)
+        unknown = np.flatnonzero(marks == b"")
+        if len(unknown):
+            key = self.key_for(store)
+            with store.reading() as view:
+                marks[unknown] = [mark.hex().encode() for mark in view.marks(owners[unknown], key)]
+            with self._lock:
+                if self._changes == since:
+                    known.update(zip(owners[unknown].tolist(), marks[unknown].tolist(), strict=True))
+        there = marks != b""
+        return EligibleOwners(store, owners[there], marks[there], since)
 
-    def close(self) -> None:
-        """Give nothing back any more: what is opened next in the ledger's place may be a copy without the charges."""
-        with self.lock:
-            self._of_counter.clear()
+    def find_again(self, eligible: EligibleOwners, changes: int) -> EligibleOwners:
+        """Look up owners after the plan has counted so many changes."""
+        with self._lock:
+            if self._changes != changes:
+                self._learn(changes)
+        return self.find(eligible.store, eligible.owners)
+
+    def key_for(self, store: PrivateStore) -> bytes:
+        """The key of this store's owners in this plan. `LedgerError` if it is not at hand, and nothing is charged."""
+        if (known := self._keys.get(store)) is not None:
+            return known
+        found = self._ledger.owner_key(self._plan_id, store.mark_keys(make=True), make=True)
+        if found is None:
+            raise LedgerError(
+                "the owners of this plan are known by another key than this store's, and the key file "
+                f"{str(self._ledger.key_file.path or '')!r} does not hold it either: nothing was charged; use "
+                "the store that the plan was made with (or its data file, with the .dpicl beside it), or put its key "
+                "file back"
+            )
+        self._keys[store] = found
+        return found
+
+    def _read_changes(self, connection: Connection) -> int:
+        return int(connection.scalar(sa.select(plans.c.changes).where(plans.c.id == self._plan_id)) or 0)
+
+    def hold(self, connection: Connection) -> tuple[int, Marks]:
+        """The plan's number of changes, and the marks of owners who are being forgotten.
+
+        Nobody ends a forgetting until the caller's transaction ends.
+        """
+        share = " FOR SHARE OF dpicl_plans" if connection.dialect.name == "postgresql" else ""
+        rows = direct(connection, _LEAVING + share, {"plan_id": self._plan_id}).fetchall()
+        if not rows:
+            raise LedgerError("the ledger has lost this plan: nothing was charged")
+        return rows[0][0], np.array([mark for _, mark in rows if mark], _WRITTEN)
+
+    # -- forgetting ----------------------------------------------------------------------------------------------------
+
+    def leave(self, keys: Sequence[bytes], mark_of: MarkOf) -> Callable[[], object] | None:
+        """Let an owner use no more tickets, before its store lets it go. None if the plan's key is not at hand.
+
+        ``keys``: the store's own. Call the answer when no store holds the owner any more.
+        """
+        key = self._ledger.owner_key(self._plan_id, keys)
+        if key is None:
+            return None if self._ledger.has_key(self._plan_id) else lambda: None
+        mark = mark_of(key).hex()
+        token = secrets.token_hex(8)
+        self._ledger.run(partial(self._begin, mark=mark, token=token))
+        return partial(self._ledger.run, partial(self._end, mark=mark, token=token))
+
+    def _begin(self, connection: Connection, mark: str, token: str) -> None:
+        here = {"plan_id": self._plan_id, "mark": mark}
+        connection.execute(sa.select(plans.c.id).where(plans.c.id == self._plan_id).with_for_update())
+        connection.execute(sa.delete(leaving).filter_by(**here))
+        connection.execute(sa.insert(leaving).values(**here, token=token))
+
+    def _end(self, connection: Connection, mark: str, token: str) -> None:
+        counted = sa.update(plans).where(plans.c.id == self._plan_id).values(changes=plans.c.changes + 1)
+        connection.execute(counted)  # first: no charge is under way
+        mine = sa.delete(leaving).filter_by(plan_id=self._plan_id, mark=mark, token=token)
+        if connection.execute(mine).rowcount == 1:
+            of_plan = sa.select(counters.c.id).where(counters.c.plan_id == self._plan_id)
+            connection.execute(sa.delete(tickets).where(tickets.c.mark == mark, tickets.c.counter_id.in_(of_plan)))
+
+
+class TicketLine:
+    """The tickets of one line: every owner has ``count``, and so for each principal if each has a counter."""
+
+    def __init__(self, marks: OwnerMarks, count: int) -> None:
+        self.marks = marks
+        self.count = count
+
+    def use(
+        self,
+        connection: Connection,
+        charges: Sequence[Charge],
+        eligible: Sequence[EligibleOwners],
+        lost: int,
+    ) -> list[Charge]:
+        """Use tickets of every eligible owner of each charge, within its transaction; who takes part stands in it.
+
+        Each pays the charge's ``units``. An owner who has fewer left is left out. Owners who share a mark (exemplars of
+        equal content, each its own owner) are one owner: the first of them takes part.
+
+        Raises `OwnersChanged`.
+        """
+        changes, gone = self.marks.hold(connection)
+        if any(query.changes != changes for query in eligible):
+            raise OwnersChanged(changes)
+        completed = []
+        for charge, query in zip(charges, eligible, strict=True):
+            distinct, first_of = np.unique(query.marks, return_index=True)
+            stays = ~np.isin(distinct, gone)
+            distinct = distinct[stays]
+            values = {
+                "counter_id": charge.counter_id,
+                "marks": _listed(distinct),
+                "units": charge.units,
+                "most": self.count - lost,
+                "life": changes,
+            }
+            without = direct(connection, _for(connection, _WITHOUT), values).fetchall()
+            pays = np.full(len(distinct), charge.units <= self.count - lost)
+            pays[np.searchsorted(distinct, np.array([mark for (mark,) in without], _WRITTEN))] = False
+            paid = distinct[pays]
+            if direct(connection, _for(connection, _USE), {**values, "marks": _listed(paid)}).rowcount != len(paid):
+                raise TryAgain
+            owners = np.sort(query.owners[first_of[stays][pays]])
+            completed.append(replace(charge, participants=Participants(owners, paid, changes)))
+        return completed
+
+    def give_back(self, connection: Connection, charge: Charge, units: int) -> None:
+        """Give ``units`` of a charge back to all who paid it, in the transaction that records its answer."""
+        if charge.participants is not None:
+            values = {
+                "counter_id": charge.counter_id,
+                "marks": charge.participants.listed(),
+                "units": units,
+                "life": charge.participants.life,
+            }
+            direct(connection, _for(connection, _GIVE_BACK), values)
 
     def report(self, connection: Connection, counter_id: int) -> LineTickets:
         """The numbers of owners by their used tickets of a counter. PRIVATE."""
-        with self.lock:
-            usage = self.of(counter_id)
-            usage.read(connection)
-            used = usage.sums.at(self.index.taken(connection))
-        numbers, owners = np.unique(used, return_counts=True)
-        without = int((used >= self.tickets).sum())
+        lost = connection.scalar(sa.select(counters.c.lost).where(counters.c.id == counter_id)) or 0
+        query = (
+            sa.select(tickets.c.used, sa.func.count())
+            .where(tickets.c.counter_id == counter_id)
+            .group_by(tickets.c.used)
+            .order_by(tickets.c.used)
+        )
+        burnt = {int(used): int(owners) for used, owners in connection.execute(query)}
+        owners = sum(burnt.values())
+        without = sum(number for used, number in burnt.items() if used >= self.count - lost)
         return {
             "private": WARNING,
-            "tickets": self.tickets,
-            "owners": len(used),
+            "tickets": self.count,
+            "owners": owners,
             "without": without,
-            "burnt": {str(number): int(many) for number, many in zip(numbers, owners, strict=True)},
-            "share_with_tickets": 1.0 - without / len(used) if len(used) else None,
+            "burnt": {str(used): number for used, number in burnt.items()},
+            "share_with_tickets": 1.0 - without / owners if owners else None,
         }
 
 
-class TicketRule:
-    """A `ChargeRule`, the tickets of one charge: every eligible owner of each query pays one for each unit."""
+class OwnersChanged(Exception):
+    """An owner was forgotten after a query's owners were looked up. The argument: the plan's changes by now."""
 
-    def __init__(self, usage: TicketUsage, eligible: Sequence[EligibleOwners | None]) -> None:
-        self._usage = usage
+
+class TicketPayment:
+    """The tickets of one charge: every eligible owner of each query pays one for each unit."""
+
+    def __init__(self, line: TicketLine, eligible: Sequence[EligibleOwners | None]) -> None:
+        self._line = line
         self._eligible = eligible
 
     def __call__(
@@ -180,290 +383,27 @@ class TicketRule:
         connection: Connection,
         charges: Sequence[Charge],
         places: Sequence[int],
-    ) -> tuple[list[Charge], str, str]:
-        """Use the tickets, and say in each charge who takes part."""
+        lost: int,
+    ) -> list[Charge]:
+        """Use the tickets of these charges, each at its place in the request."""
         eligible = [each for place in places if (each := self._eligible[place]) is not None]
         if len(eligible) < len(places):  # it was answered when we looked, and is not any more
             raise LedgerError("an answer that could be replayed is gone from the ledger: nothing was charged")
-        first = charges[0]
         try:
-            with self._usage.lock:
-                usage = self._usage.of(first.counter_id)
-                paid, before, after = usage.use(connection, eligible, first.units, first.number - first.units)
-        except OwnersChanged:
-            raise TryAgain("its owners are forgotten, again and again", self._find_again) from None
-        completed = [
-            replace(charge, participants=Participants(*owners)) for charge, owners in zip(charges, paid, strict=True)
-        ]
-        return completed, before, after
+            return self._line.use(connection, charges, eligible, lost)
+        except OwnersChanged as changed:
+            again = partial(self._find_again, changed.args[0])
+        raise TryAgain("its owners are forgotten, again and again", again)
 
-    def _find_again(self) -> None:
-        self._eligible = [each and self._usage.index.find(each.store, each.owners) for each in self._eligible]
+    def _find_again(self, changes: int) -> None:
+        self._eligible = [each and self._line.marks.find_again(each, changes) for each in self._eligible]
 
 
-@dataclass(eq=False)
-class Unused:
-    """Tickets to give back: so many ``units`` at each of these positions, of this ``charge``. Private.
-
-    ``row`` is the usage row of the latest transaction that tried to (number, units, content). If a reader finds it
-    there, or summed with others, it is done. The content begins with the charge's number, which makes it unique:
-    another process's equal row, in the place of one that was rolled back, would be taken for it or not as other owners
-    are eligible or not.
-    """
-
-    positions: Numbers
-    units: int
-    charge: int
-    row: tuple[int, int, bytes] = (0, 0, b"")
+def _listed(marks: Marks) -> str:
+    """Marks as a list in JSON, by which one statement gets them all."""
+    joined = b'","'.join(marks.tolist()).decode()
+    return f'["{joined}"]' if joined else "[]"
 
 
-SUM_AFTER = 512  # so many usage rows are added up at a time
-CHARGE = 8  # so many bytes of a row that gives back are the number of its charge; the positions follow
-
-
-@dataclass(eq=False)
-class UsageSums:
-    """The first ``number`` usage rows of a counter, added up: the used tickets by position, and the chained hash."""
-
-    used: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    number: int = 0
-    chain: str = ""
-
-    @property
-    def tickets(self) -> int:
-        """The used tickets of all positions."""
-        return int(self.used.sum())
-
-    def at(self, positions: Numbers) -> NDArray[np.int64]:
-        """The used tickets at each of these positions."""
-        return _grown(self.used, positions)[positions]
-
-    def add(self, units: int, packed: bytes) -> None:
-        """Add the next row."""
-        positions = _numbers(packed[CHARGE:] if units < 0 else packed)
-        self.used = _grown(self.used, positions)
-        self.used[positions] += units
-        self.number += 1
-        self.chain = hashed(self.chain.encode(), str(self.number).encode(), str(units).encode(), packed)
-
-
-class Usage:
-    """The tickets that each owner used on one counter, by its position in the owner index. Committed rows alone.
-
-    A charge appends one usage row, the positions that use a ticket: a few bytes for each, however many owners there
-    are. Rows are numbered without a gap. Now and then a charge adds up all earlier rows into counts by position. One
-    summary row says what all of this must be, so a lost row is missed at once: the numbers have a gap, the counts are
-    too short, or a hash or the sum of all tickets is wrong. Then nothing is charged and nothing answered
-    (`LedgerError`). Every owner of ``index`` has ``tickets``, less what the counter has ``lost``.
-    """
-
-    def __init__(self, index: OwnerIndex, tickets: int, counter_id: int) -> None:
-        self._index = index
-        self._tickets = tickets
-        self._counter_id = counter_id
-        self._forget_all()
-
-    def _forget_all(self) -> None:
-        self.sums = UsageSums()
-        self.unused: list[Unused] = []  # this process gives them back with its next charge
-
-    def read(self, connection: Connection) -> Any:
-        """Learn which tickets were used since; the summary row, or None if nothing was ever charged.
-
-        `LedgerError` if rows are lost, or if they are not the ones that the summary was written with.
-        """
-        query = sa.select(usage).where(usage.c.counter_id == self._counter_id).with_for_update()
-        row = connection.execute(query).one_or_none()
-        try:
-            if not self._learn(connection, row):
-                raise LedgerError(LOST)
-        except LedgerError:
-            self._forget_all()
-            raise
-        return row
-
-    def _learn(self, connection: Connection, row: Any) -> bool:
-        """Read the rows that this process does not know. True if the summary was written with just these rows."""
-        if row is None:
-            return self.sums.number == 0
-        digest = usage_digest(row.chain, row.row_count, row.tickets, row.spent, row.lost, row.owners)
-        if row.digest != digest or row.row_count < self.sums.number:
-            return False
-        if self.sums.number < row.summed:
-            counts = stored_bytes(
-                connection.scalar(
-                    sa.select(usage_counts.c.counts).where(usage_counts.c.counter_id == self._counter_id),
-                )
-            )
-            if hashed(counts) != row.sums:
-                return False
-            self.sums = UsageSums(_numbers(counts), row.summed, row.base)
-            self.unused = [back for back in self.unused if not 0 < back.row[0] <= row.summed]
-        if self.sums.number < row.row_count:
-            query = (
-                sa.select(usage_rows)
-                .where(usage_rows.c.counter_id == self._counter_id, usage_rows.c.number > self.sums.number)
-                .order_by(usage_rows.c.number)
-            )
-            for each in connection.execute(query).all():
-                if each.number != self.sums.number + 1:
-                    return False
-                packed = stored_bytes(each.positions)
-                self.sums.add(each.units, packed)
-                self.unused = [back for back in self.unused if back.row != (each.number, each.units, packed)]
-        return (self.sums.number, self.sums.chain, self.sums.tickets) == (row.row_count, row.chain, row.tickets)
-
-    def use(
-        self,
-        connection: Connection,
-        eligible: Sequence[EligibleOwners],
-        units: int,
-        spent: int,
-    ) -> tuple[list[tuple[Numbers, Numbers]], str, str]:
-        """Within a charge's transaction: give back the `unused`, and use ``units`` tickets of every eligible owner.
-
-        An owner who has fewer left is left out. Owners who share a position (exemplars of equal content, each its own
-        owner) are one owner: the first of them takes part. ``spent`` is the counter's number before this charge.
-
-        Returns the owners who take part in each query, with their positions, and the summary's digests before and
-        after the charge. Raises `OwnersChanged`.
-        """
-        lost = connection.scalar(sa.select(counters.c.lost).where(counters.c.id == self._counter_id)) or 0
-        row = self.read(connection)
-        last = row or SimpleNamespace(**_first_summary(lost, lost))
-        if (spent, lost) != (last.spent, last.lost):
-            raise LedgerError(LOST)
-        if self.sums.number - last.summed >= SUM_AFTER:
-            self._sum(connection)
-        found, size, marks = self._index.positions(connection, eligible, last.owners, last.marks, first=row is None)
-        sums = replace(self.sums, used=self.sums.used.copy())
-        rows: list[dict[str, object]] = []
-
-        def append(units: int, packed: bytes) -> tuple[int, int, bytes]:
-            sums.add(units, packed)
-            rows.append(
-                {
-                    "counter_id": self._counter_id,
-                    "number": sums.number,
-                    "units": units,
-                    "positions": packed,
-                }
-            )
-            return sums.number, units, packed
-
-        for back in self.unused if row is not None else ():
-            # An owner with fewer used tickets did not pay on this copy of the ledger, which says "lost".
-            paid = back.positions[sums.at(back.positions) >= back.units]
-            back.row = append(-back.units, back.charge.to_bytes(CHARGE, "little") + _packed(paid))
-        participants: list[tuple[Numbers, Numbers]] = []
-        for query, positions in zip(eligible, found, strict=True):
-            known = np.flatnonzero(positions != UNKNOWN)  # the others are being forgotten
-            distinct, first_of = np.unique(positions[known], return_index=True)
-            pays = sums.at(distinct) + units <= self._tickets - lost
-            append(units, _packed(distinct[pays]))
-            participants.append((np.sort(query.owners[known[first_of[pays]]]), distinct[pays]))
-        connection.execute(sa.insert(usage_rows), rows)
-        numbers = {
-            "row_count": sums.number,
-            "tickets": sums.tickets,
-            "spent": spent + units * len(found),
-            "lost": lost,
-            "owners": size,
-        }
-        digest = usage_digest(sums.chain, **numbers)
-        values = {
-            **numbers,
-            "chain": sums.chain,
-            "marks": marks,
-            "before": last.digest,
-            "digest": digest,
-        }
-        write_summary(connection, self._counter_id, row is None, values)
-        return participants, last.digest, digest
-
-    def _sum(self, connection: Connection) -> None:
-        """Write the sums of all rows so far, in place of the rows."""
-        counts = _packed(self.sums.used)
-        for table in (usage_counts, usage_rows):  # no row is beyond those that this process has just read
-            connection.execute(sa.delete(table).where(table.c.counter_id == self._counter_id))
-        connection.execute(sa.insert(usage_counts).values(counter_id=self._counter_id, counts=counts))
-        write_summary(
-            connection,
-            self._counter_id,
-            False,
-            {"summed": self.sums.number, "base": self.sums.chain, "sums": hashed(counts)},
-        )
-
-
-def _first_summary(spent: int, lost: int) -> dict[str, object]:
-    """The summary of a counter on which nobody has used a ticket."""
-    digest = usage_digest(spent=spent, lost=lost)
-    return {
-        "row_count": 0,
-        "summed": 0,
-        "tickets": 0,
-        "spent": spent,
-        "lost": lost,
-        "owners": 0,
-        "chain": "",
-        "base": "",
-        "sums": "",
-        "marks": EMPTY,
-        "before": digest,
-        "digest": digest,
-    }
-
-
-def write_summary(
-    connection: Connection,
-    counter_id: int,
-    first: bool,
-    values: Mapping[str, object],
-) -> None:
-    """Write some columns of a counter's summary, or its ``first`` one."""
-    if first:
-        connection.execute(sa.insert(usage).values({**_first_summary(0, 0), **values, "counter_id": counter_id}))
-    else:
-        connection.execute(sa.update(usage).where(usage.c.counter_id == counter_id).values(values))
-
-
-def is_whole(connection: Connection, counter_id: int, index: OwnerIndex) -> bool:
-    """True if a counter's tickets in the ledger were all written together: rows of one and the same copy."""
-    spent, lost = _spent_and_lost(connection, counter_id)
-    try:
-        row = Usage(index, 0, counter_id).read(connection)
-        if row is None:
-            return spent == lost
-        index.taken(connection, row.owners, row.marks)
-    except LedgerError:
-        return False
-    return (spent, lost) == (row.spent, row.lost)
-
-
-def begin_anew(connection: Connection, counter_id: int) -> None:
-    """Remove all usage of a counter on which nobody has a ticket left."""
-    first = _first_summary(*_spent_and_lost(connection, counter_id))
-    for table in (usage_rows, usage_counts, usage):
-        connection.execute(sa.delete(table).where(table.c.counter_id == counter_id))
-    write_summary(connection, counter_id, True, first)
-
-
-def _spent_and_lost(connection: Connection, counter_id: int) -> tuple[int, int]:
-    row = connection.execute(sa.select(counters.c.spent, counters.c.lost).where(counters.c.id == counter_id)).one()
-    return row.spent, row.lost
-
-
-def _packed(numbers: Numbers) -> bytes:
-    return numbers.astype("<u4").tobytes()
-
-
-def _numbers(packed: bytes) -> NDArray[np.int64]:
-    if len(packed) % 4:
-        raise LedgerError(LOST)
-    return np.frombuffer(packed, "<u4").astype(np.int64)
-
-
-def _grown(counts: NDArray[np.int64], positions: Numbers) -> NDArray[np.int64]:
-    """The counts, with zeros after them if these positions lie beyond."""
-    missing = int(positions.max(initial=-1)) + 1 - len(counts)
-    return counts if missing <= 0 else np.concatenate([counts, np.zeros(missing, np.int64)])
+def _for(connection: Connection, statement: str) -> str:
+    return statement.format(_LISTED[connection.dialect.name])

@@ -15,9 +15,14 @@ from typing_extensions import TypedDict
 
 from langchain_dpicl.budget.budget import PrivacyBudget
 from langchain_dpicl.budget.ledger import UNWATCHED
-from langchain_dpicl.budget.opening import CounterRow, Place, address, counts, lose, place_of_ledger
-from langchain_dpicl.budget.owner_index import KeyMissing, OwnerIndex, leaving
-from langchain_dpicl.budget.schema import StoredPlan, plans, read_meta, usage_digest
+from langchain_dpicl.budget.opening import (
+    CounterRow,
+    address,
+    counts,
+    lose,
+    with_missing,
+)
+from langchain_dpicl.budget.schema import StoredPlan, counters, plans, read_meta
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.budget.terms import (
     WARNING,
@@ -29,8 +34,8 @@ from langchain_dpicl.budget.terms import (
     read_receipt,
     release_id,
 )
-from langchain_dpicl.budget.tickets import begin_anew, is_whole
-from langchain_dpicl.budget.witness import GIVEN_UP, Mark, Witness
+from langchain_dpicl.budget.tickets import KeyMissing, OwnerMarks
+from langchain_dpicl.budget.witness import GIVEN_UP, CounterKey, Mark, Witness
 from langchain_dpicl.errors import InvalidParameter, LedgerError, UnknownOwner
 from langchain_dpicl.sql import shown
 from langchain_dpicl.store.base import MarkOf, PrivateStore, owner_mark
@@ -184,13 +189,13 @@ def recover(
         Without a witness: believe the ledger's counts. For a ledger whose witness was lost, of which you KNOW that no
         copy was ever put in its place and that this is no copy itself. If it is, the guarantee is void.
 
-    `LedgerError` if there is no whole ledger, while any process has it open, and for another ledger's witness.
+    `LedgerError` if there is no whole ledger, and for another ledger's witness.
     """
     with ExitStack() as stack:
         reader = stack.enter_context(closing(StoredLedger(ledger)))
         if reader.is_in_memory:
             raise InvalidParameter("ledger", shown(ledger), "a ledger that is kept: one in memory is gone already")
-        own = stack.enter_context(closing(Witness(address(reader, witness), live=True)))
+        own = stack.enter_context(closing(Witness(address(reader, witness))))
         about = own.about()
         identity = reader.run(lambda connection: read_meta(connection, "identity"), "read")
         had_witness = bool(about.get("made"))
@@ -202,24 +207,19 @@ def recover(
         if had_witness and keep_count:
             raise InvalidParameter("keep_count", True, "False: the ledger has a witness, whose marks count")
         own.begin()
-        if not own.enter():
-            raise LedgerError(f"the ledger {reader.shown!r} is in use: stop every process that uses it first")
-        known = {mark.key.place: mark for mark in own.marks()} if had_witness else {}
-        before = {place: count.in_use for place, count in reader.run(counts, "read").items()}
-        reader.run(lambda connection: _lose_all(reader, connection, known, had_witness or keep_count))
-        after = reader.run(counts, "read")
-        missing = {mark.key.plan for mark in known.values()} - {count.key.plan for count in after.values()}
-        own.write(_marks_after(known, after, missing))
-        own.note(identity=str(identity), made="yes", place=place_of_ledger(reader))
+        known = {mark.key: mark for mark in own.marks()} if had_witness else {}
+        before, after = reader.run(partial(_recover, own, known, had_witness or keep_count))
+        own.note(identity=str(identity), made="yes")
+        missing = {key.plan for key in known} - {key.plan for key in after}
         found = [
             Recovered(
                 budget=count.key.plan,
                 line=count.key.line,
                 principal=count.key.principal or None,
                 spent=count.in_use,
-                added=count.in_use - before.get(place, 0),
+                added=count.in_use - (before[key].in_use if key in before else 0),
             )
-            for place, count in after.items()
+            for key, count in after.items()
         ]
         return Recovery(
             ledger=reader.shown,
@@ -230,64 +230,40 @@ def recover(
         )
 
 
-def _lose_all(
-    reader: StoredLedger,
-    connection: Connection,
-    known: Mapping[Place, Mark],
-    believe: bool,
-) -> None:
-    """Count as spent what each counter may lack; everything, unless there are marks to ``believe``.
+Counts = Mapping[CounterKey, CounterRow]
 
-    A counter is torn if its owners pay and its rows are not of one copy. An owner index that cannot be read is emptied.
+
+def _recover(
+    witness: Witness,
+    known: Mapping[CounterKey, Mark],
+    believe: bool,
+    connection: Connection,
+) -> tuple[Counts, Counts]:
+    """Count as spent what each counter may lack, and write its mark; the counters before and after.
+
+    Everything counts as spent, unless there are marks to ``believe``. The witness is written last: if the ledger then
+    fails to commit, it is refused until it was recovered again.
     """
-    found = counts(connection)
-    for place, its_mark in known.items():  # principals' counters that the ledger lacks
-        line = found.get((its_mark.key.plan, its_mark.key.line, ""))
-        if line is not None and line.key.digest == its_mark.key.digest:
-            found.setdefault(place, line.lacking(its_mark.key))
-    for place, count in found.items():
-        mark = known.get(place)
-        units = 0
-        is_other = mark is not None or not believe
-        if mark is not None and mark.key.digest == count.key.digest:
-            units = mark.reserved - count.in_use
-            is_other = False
-        torn = None
-        if count.tickets and count.id is not None:
-            OwnerIndex(reader, count.plan_id).mend(connection)
-            if not is_whole(connection, count.id, OwnerIndex(reader, count.plan_id)):
-                torn = count.id
-        if is_other or torn is not None:
-            everything = count.allowed - count.in_use
-            if count.tickets:  # as many as every owner has
-                content = connection.scalar(sa.select(plans.c.content).where(plans.c.id == count.plan_id))
-                everything = int(json.loads(content or "{}")["lines"][count.key.line]["count"])
-            units = max(units, everything)
+    connection.execute(sa.select(counters.c.id).order_by(counters.c.id).with_for_update()).all()  # no charge now
+    before = counts(connection)
+    for key, count in with_missing(before, known).items():
+        if key in known:
+            units = known[key].reserved - count.spent
+        elif believe:
+            units = 0
+        elif count.tickets:  # as many as every owner has
+            content = connection.scalar(sa.select(plans.c.content).where(plans.c.id == count.plan_id))
+            units = int(json.loads(content or "{}")["lines"][count.key.line]["count"])
+        else:
+            units = count.allowed - count.in_use
         if units > 0:
             lose(connection, count, units)
-        if torn is not None:
-            begin_anew(connection, torn)
-
-
-def _marks_after(
-    known: Mapping[Place, Mark],
-    after: Mapping[Place, CounterRow],
-    missing: set[str],
-) -> list[Mark]:
-    """The marks of a recovered ledger. Plans that it lacks are given up: all of them counts as spent."""
-    found: list[Mark] = []
-    for count in after.values():
-        reserved = min(count.in_use, count.allowed)
-        found.append(Mark(count.key, count.allowed, count.spent, reserved, 0, count.state, count.state))
-    for place, mark in known.items():
-        if mark.key.plan in missing:
-            gone = mark._replace(reserved=mark.allowed, low=0, ahead=GIVEN_UP)
-            if mark.state is not None:
-                gone = gone._replace(before=usage_digest(), state="")
-            found.append(gone)
-        elif place not in after:
-            found.append(mark._replace(low=0, ahead=0))
-    return found
+    after = counts(connection)
+    here = {(key.plan, key.digest) for key in after}
+    found = [Mark(key, count.spent, count.spent) for key, count in after.items()]
+    found += [mark._replace(low=GIVEN_UP) for key, mark in known.items() if (key.plan, key.digest) not in here]
+    witness.write(found)
+    return before, after
 
 
 # -- forgetting --------------------------------------------------------------------------------------------------------
@@ -362,7 +338,7 @@ def _leave(
     for plan in ledger.plans():
         if not plan.tickets:
             continue
-        end = leaving(ledger, OwnerIndex(ledger, plan.id), plan.id, keys, mark_of)
+        end = OwnerMarks(ledger, plan.id).leave(keys, mark_of)
         if end is not None:
             ends.append(end)
         elif (ledger.identity, plan.name) in used:

@@ -1,84 +1,68 @@
 """The witness: a second record, kept elsewhere, that bounds the releases of all copies of a ledger together.
 
-CLAIM. Somebody may copy, delete, replace, truncate or put back the ledger's file (or its log, or its database) at any
-time, and processes may be killed at any time, but nobody changes the witness. Then, whatever the ledger says:
+It has one mark for each counter (a plan's line, and a principal where each has a counter): the interval of the latest
+charge, from ``low`` to ``reserved``.
 
-1. on each counter (a plan's line, and principal where each has a counter), the releases or tokens of all answers that
-   were ever begun add up to no more than the plan has;
+CLAIM. Somebody may copy, delete, replace, truncate or put back the ledger's file (or its log, or its database) as a
+whole at any time, and processes may be killed at any time, but nobody changes the witness. Then, whatever the ledger
+says:
+
+1. on each counter, the releases or tokens of all answers that were ever begun add up to no more than the plan has;
 2. if owners pay with tickets, no owner takes part more than T times on a counter.
 
-PROOF OF 1. The witness holds ``reserved`` for each counter. It grows only in `Witness.grant`, a transaction that is on
-the disk before its charge is committed, and never beyond ``allowed``, which is frozen with the plan's digest at the
-first grant. A grant of n gives n permits to one process, in its memory. A charge of n units uses up n permits of its
-process before its answer is begun. Only the process that has a permit gives it back (``reserved`` falls, or the process
-may use it again), and only if it was not used: the charge was rolled back for certain, or the tokens were never
-sampled, which each charge says once. A child of a fork cannot use its parent's permits, and gives none of them back. So
-at every moment the units of all answers ever begun are at most the permits granted and not given back: at most
-``reserved``, at most ``allowed``. No step looked at the ledger.                                                    QED
+PROOF. Let a copy's count be its counter's ``spent``, which only grows. A charge of n units on a copy of count k moves
+the mark from k to k + n (`Witness.follow`): in one step, on the disk, with the counter locked, as the last act before
+its COMMIT, and only if the mark ends at k or before. The interval from k to k + n is the charge's. Say that a copy of
+count k is complete if for every interval below k it holds the charge that was committed there, with its tickets, or has
+counted its units as ``lost``: n of ``lost`` are n units in use, and n tickets fewer for every owner.
 
-PROOF OF 2. Here the witness also orders charges. Let a copy's count be its counter's ``spent``. A charge of n units
-on a copy of count k sets ``reserved`` from k to k + n in one step (`Witness.swap`), with the counter locked, as the
-last act before its COMMIT, and only on the copy whose digest the witness has (BINDING). Say that a copy of count k is
-complete if every answer begun under the grants up to k is in its usage, or in its ``lost``: n of ``lost`` are n
-tickets fewer for every owner. A new ledger is complete. A charge that commits on a complete copy of count k leaves it
-complete at k + n. A copy of count j < ``reserved`` becomes one of count ``reserved`` by adding the difference to
-``lost``, and the answers that it may lack were begun under the grants from j on, with as many units at most: complete
-again, whoever else is at work. Its digest is then another one, which the witness takes over (`Witness.settle`). So
-every charge is made on a complete copy, and an owner pays only if the tickets it used there, ``lost`` and the charge
-are at most T together: it uses at most T tickets in all answers ever begun. A grant is withdrawn only if its charge
-was rolled back for certain and no other grant followed.                                                             QED
+A new ledger is complete. A charge that commits on a complete copy of count k leaves it complete at k + n. A copy whose
+count j is below the mark lacks charges of the intervals from j on alone: by adding the difference to ``lost`` it
+becomes one that has counted as far as the mark, and is complete again, whoever else is at work. A charge that was
+rolled back for certain takes its interval back, if no other followed (`Witness.withdraw`); another charge may then have
+it, and a copy that has counted it as lost has counted this one too. So every charge is made on a complete copy. Units
+come back to the copy that holds their charge, once, and only if they were never sampled; of what a copy has counted as
+lost, none comes back. So its units in use are at least those of all answers ever begun, less those that were never
+sampled, and its own guard holds for all of them: units in use and the charge are at most the plan's, and an owner pays
+only if the tickets it used, ``lost`` and the charge are at most T together. A copy finds a charge by its counter's id,
+which is random, and its number: what was charged on another copy is found there, or nothing is.                    QED
 
-BINDING. A copy may be a mixture: pages or rows, some old, some new. Each counter whose owners pay has one summary row
-(`Usage`), with its ``spent`` and ``lost``, the chained hash of all its usage rows, the hash of their sums, and the hash
-of the first s marks of the owner index, where s is how many its latest charge saw. A charge, in its transaction,
-refuses unless the counter, the usage rows, the sums and the marks are those that the summary was written with, and the
-witness has the summary's digest. The digest leaves out what summing and forgetting change, so the summary is that of
-the latest charge, or of a summing or forgetting after it; each of these goes with the rows, sums and marks of all
-charges. Positions from s on were never used on this counter, and no mark has two. What a process knows is compared in
-the same way. The check is against old bytes, wherever they are put, whole rows or parts of them (a summary is a few
-hundred bytes, within one page); an attacker who forges hashes can do more. `upkeep.recover` takes a copy for one of
-its count only if it passes these checks without the witness, and takes away all tickets of a counter otherwise.
+STEPS. A charge that `BudgetLine.reopen` takes up again takes no new interval: the record of its steps says what it has
+released, and nothing of it is given back. The witness has the hash of each step's content before anything is made of
+it, so each step has one content on all copies: a copy that lacks one, or has another, is not taken up, and does not go
+on.
 
-A charge that `BudgetLine.reopen` takes up again needs no new permit: the record of its steps says what it has
-released, and nothing of it is given back.
-
-COST. A counter of at least 200 has permits granted ahead, in blocks: all processes together hold at most 1 % of the
-plan unused, each a share of it, less towards the end, and none more than it has charged. So few charges write the
-witness. Below 200, and with tickets, each charge writes it once more. Processes that end give back their unused
-permits. Those of a killed process stay reserved; when the ledger is next opened while nobody else has it open, all that
-is reserved counts as spent, in the ledger too, with a `PrivacyWarning`.
+COST. A charge writes the witness once: its block is its own units. A witness in the ledger's own database is written in
+the charge's transaction, since nothing puts back one of the two alone but by hand. So a process holds nothing back from
+others, loses nothing when it ends, and need not know whether it is alone: nothing here depends on a session, a lock or
+a clock. Of a process that is killed between the witness's commit and the ledger's, the units of that one charge count
+as spent, with a `PrivacyWarning`, at the counter's next charge or the ledger's next opening (`opening.settle`).
 
 REFUSED (`LedgerError`), because the ledger was lost or rolled back: another identity than the witness knows; no ledger,
-if the witness knows one; a count below ``low``, which was surely reached; a plan that is gone; another file than other
-processes have open; and a ledger without a witness, because all of it may be an old copy. `upkeep.recover` helps: it
-counts as spent whatever may be missing.
+if the witness knows one; a count below ``low``; a plan that is gone; and a ledger without a witness, because all of it
+may be an old copy. `upkeep.recover` helps: it counts as spent whatever may be missing.
 
 NOT SEEN. A witness that is put back together with its ledger: the folder of both, restored as a whole, or the database
-that holds both. Keep it elsewhere (``witness=``). One witness serves one ledger.
+that holds both. Keep it elsewhere (``witness=``). A mixture of old and new pages or rows of one ledger, made by hand: a
+copy is whole. One witness serves one ledger.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import os
 import secrets
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from langchain_dpicl.budget.records import Records as Database
-from langchain_dpicl.budget.schema import ADVICE, UNLIMITED, text, whole
+from langchain_dpicl.budget.records import Records
+from langchain_dpicl.budget.schema import ADVICE, text, wait_for_others, whole
 from langchain_dpicl.errors import LedgerError
-from langchain_dpicl.sql import insert, transaction
+from langchain_dpicl.sql import direct, insert, transaction
 
-try:
-    import fcntl
-except ImportError:  # Windows: no process ever knows that it is alone, which costs permits and is safe
-    fcntl = None  # type: ignore[assignment]
-
-LOCK = 0x64706977  # a number for PostgreSQL's advisory locks, the same for all workers
 GIVEN_UP = -1
 
 metadata = sa.MetaData()
@@ -89,19 +73,20 @@ marks = sa.Table(
     text("plan", 255, primary_key=True),
     text("line", 255, primary_key=True),
     text("principal", 255, primary_key=True),
-    text("digest", 64),
-    whole("allowed"),
+    text("digest", 64, primary_key=True),
     whole("low"),
     whole("reserved"),
-    whole("ahead", server_default="0"),
-    text("before", nullable=True),
-    text("state", nullable=True),
-    sa.CheckConstraint("reserved >= 0 AND reserved <= allowed", name="dpicl_never_over_granted"),
 )
-# The statements of a grant, built once: building them anew takes about as long as running them.
-_AT = sa.and_(*(marks.c[name] == sa.bindparam(f"at_{name}") for name in ("plan", "line", "principal")))
-_READ = sa.select(marks).where(_AT).with_for_update()
-_UPDATE = sa.update(marks).where(_AT)
+kept_steps = sa.Table(
+    "dpicl_kept_steps",
+    metadata,
+    text("charge", 64, primary_key=True),
+    whole("step", primary_key=True, autoincrement=False),
+    text("digest", 64),
+)
+_STEPS = sa.select(kept_steps.c.step, kept_steps.c.digest).where(kept_steps.c.charge == sa.bindparam("at"))
+_MOVE = """UPDATE dpicl_marks SET low = :spent, reserved = :after
+    WHERE plan = :plan AND line = :line AND principal = :principal AND digest = :digest AND reserved <= :spent"""
 
 
 class CounterKey(NamedTuple):
@@ -112,34 +97,20 @@ class CounterKey(NamedTuple):
     principal: str
     digest: str
 
-    @property
-    def place(self) -> tuple[str, str, str]:
-        """Plan, line and principal."""
-        return self.plan, self.line, self.principal
-
 
 class Mark(NamedTuple):
-    """The witness's row for a counter."""
+    """The witness's row for a counter: the interval of its latest charge."""
 
     key: CounterKey
-    allowed: int
-    low: int = 0  # a number that the counter has surely reached
-    reserved: int = 0  # what may have been spent
-    ahead: int = 0  # how many of these were granted ahead; `GIVEN_UP` if the ledger need not have the plan
-    before: str | None = None  # the digest of a counter whose owners pay, before its latest grant
-    state: str | None = None  # and after it
-
-    @property
-    def values(self) -> dict[str, object]:
-        """The columns of its row that may change."""
-        return {"digest": self.key.digest, **{name: getattr(self, name) for name in self._fields[1:]}}
+    low: int
+    """Where it began: surely reached. `GIVEN_UP` if the ledger need not have the plan."""
+    reserved: int
+    """Where it ends: the units that may have been spent, whether or not some were given back."""
 
 
-class Behind(Exception):
-    """The ledger lacks the latest grant: its process was killed before the charge was there, or an old copy is back.
-
-    The argument is the `Mark`.
-    """
+def step_digest(content: str) -> str:
+    """The hash by which the witness knows the content of a step."""
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def rolled_back(key: CounterKey, spent: int | None = None, low: int | None = None) -> LedgerError:
@@ -150,72 +121,18 @@ def rolled_back(key: CounterKey, spent: int | None = None, low: int | None = Non
     return LedgerError(f"the ledger was rolled back ({where}): nothing was charged; {ADVICE}")
 
 
-class Witness(Database):
-    """The witness's own small database: one SQLite file, or tables in PostgreSQL.
-
-    Raises `LedgerError`. With ``live`` (PostgreSQL alone): every session says by a lock that this process is there.
-    """
+class Witness(Records):
+    """The witness's own small database: one SQLite file, or tables in PostgreSQL. Raises `LedgerError`."""
 
     noun = "ledger's witness"
     application_id = 0x44504957  # "DPIW"
-    journal = "PERSIST"  # one file: the journal beside it is empty between transactions
-    options = {"pool_size": 1, "max_overflow": 0}  # noqa: RUF012 - never changed
-
-    def __init__(self, url: str, *, live: bool = False) -> None:
-        self._live = live
-        self.needs_session = live
-        self._lock: int | None = None
-        super().__init__(url)
-
-    def _on_connect(self, connection: Any, record: Any) -> None:
-        super()._on_connect(connection, record)
-        if self._live and not self.is_sqlite:
-            connection.execute("SELECT pg_advisory_lock_shared(%s)", (LOCK,))
-
-    # -- other processes ----------------------------------------------------------------------------------------------
-
-    def enter(self) -> bool:
-        """Take the lock that every open ledger shares while its process lives, and that dies with it.
-
-        True: nobody else is there, and nobody enters before `share` or `close`.
-        """
-        if self.path is None:
-            return bool(self._ask(sa.func.pg_try_advisory_lock(LOCK)))
-        if fcntl is None:
-            return False
-        try:
-            self._lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
-            return False
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-        raise LedgerError(f"the witness {self.shown!r} cannot be used: {reason}")
-
-    def share(self) -> None:
-        """Let others enter too."""
-        if self.path is None:
-            self._ask(sa.func.pg_advisory_unlock(LOCK))
-        elif self._lock is not None and fcntl is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
-
-    def _ask(self, function: sa.Function[Any]) -> Any:
-        return self.run(lambda connection: connection.scalar(sa.select(function)), "read")
-
-    def close(self) -> None:
-        """Close the connections, and release this process's lock."""
-        lock = self._lock
-        self._lock = None
-        if lock is not None:
-            os.close(lock)
-        super().close()
+    is_nested = True
+    options = {"pool_size": 1, "max_overflow": 4}  # noqa: RUF012 - never changed
 
     # -- its ledger ---------------------------------------------------------------------------------------------------
 
     def about(self) -> dict[str, str]:
-        """Its ledger's ``identity`` and ``place``, and ``made`` ("yes" once the ledger was made).
+        """Its ledger's ``identity``, and ``made`` ("yes" once the ledger was made).
 
         Empty if there is no witness.
         """
@@ -230,8 +147,7 @@ class Witness(Database):
         """`about`; makes a new witness if there is none, for a ledger that is still to be made."""
         if found := _about(connection):
             return found
-        if not self.is_sqlite:  # workers that start together wait for the first
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK + 1)))
+        wait_for_others(connection)
         metadata.create_all(connection)
         if found := _about(connection):
             return found
@@ -253,132 +169,59 @@ class Witness(Database):
 
     @transaction()
     def write(self, connection: Connection, found: Iterable[Mark]) -> None:
-        """Replace these marks, for a process that knows that no other is there.
-
-        ``reserved`` never falls below the grants made since they were read.
-        """
+        """Write these marks, for a caller who has locked their counters. No mark ends earlier than before."""
         for mark in found:
-            there = _read(connection, mark.key, any_plan=True)
-            if there is None:
+            here = sa.select(marks.c.reserved).filter_by(**mark.key._asdict()).with_for_update()
+            known = connection.scalar(here)
+            if known is None:
                 _insert(connection, mark)
                 continue
-            if there.key == mark.key:
-                granted = min(there.reserved, mark.allowed)
-                mark = mark._replace(reserved=max(mark.reserved, granted))
-            _update(connection, mark)
+            values = {"low": mark.low, "reserved": max(mark.reserved, known)}
+            connection.execute(sa.update(marks).filter_by(**mark.key._asdict()).values(values))
 
     @transaction()
-    def grant(
-        self,
-        connection: Connection,
-        key: CounterKey,
-        need: int,
-        mine: int,
-        spent: int,
-        in_use: int,
-        allowed: int,
-        most: int,
-    ) -> int | None:
-        """Grant ``need`` permits and some ahead, and return the number of these. None if fewer than ``need`` are left.
-
-        Parameters
-        ----------
-        mine
-            The permits that this process was granted ahead before, and has used up.
-        spent, in_use, allowed
-            The ledger's counter before the charge. The first grant alone believes ``allowed``.
-        most
-            The most permits that it takes ahead.
-        """
-        mark = _read(connection, key)
-        if mark is None:
-            mark = _insert(connection, Mark(key, allowed, low=spent, reserved=in_use))
-        if spent < mark.low:
-            raise rolled_back(key, spent, mark.low)
-        reserved = max(mark.reserved, min(in_use, mark.allowed)) + need
-        if reserved > mark.allowed:
-            return None
-        others = max(mark.ahead - mine, 0)
-        share = (mark.allowed // 100 - others) // 2  # n processes come to have 1 % / (n + 1) each
-        extra = max(0, min(share, (mark.allowed - reserved) // 8, most))
-        _update(
-            connection,
-            mark._replace(
-                low=max(mark.low, spent),
-                reserved=reserved + extra,
-                ahead=others + extra,
-            ),
-        )
-        return extra
+    def follow(self, connection: Connection, key: CounterKey, spent: int, units: int) -> Mark | None:
+        """`move`, in a transaction of its own."""
+        return move(connection, key, spent, units)
 
     @transaction()
-    def give_back(
-        self,
-        connection: Connection,
-        key: CounterKey,
-        permits: int,
-        ahead: int = 0,
-        low: int = 0,
-    ) -> None:
-        """Take back ``permits`` that were not used; ``ahead`` of them count as granted ahead.
+    def withdraw(self, connection: Connection, key: CounterKey, before: int, after: int) -> None:
+        """Take back the interval of a charge that was rolled back for certain, unless another charge followed."""
+        own = sa.update(marks).filter_by(**key._asdict(), low=before, reserved=after)
+        connection.execute(own.values(reserved=before))
 
-        ``low`` was surely reached.
-        """
-        mark = _read(connection, key)
-        if mark is not None:
-            _update(
-                connection,
-                mark._replace(
-                    low=max(mark.low, low),
-                    reserved=mark.reserved - permits,
-                    ahead=max(mark.ahead - ahead, 0),
-                ),
-            )
+    # -- steps --------------------------------------------------------------------------------------------------------
 
     @transaction()
-    def swap(
-        self,
-        connection: Connection,
-        key: CounterKey,
-        before: str,
-        after: str,
-        counts: tuple[int, int],
-    ) -> tuple[Mark, Mark]:
-        """Grant one charge whose owners pay, on a copy of the ledger that lacks none.
+    def count_steps(self, connection: Connection, charge: str, digests: Mapping[int, str]) -> dict[int, str]:
+        """The digests of a charge's steps that stand: with these, unless one of them is another one."""
+        known = {step: digest for step, digest in connection.execute(_STEPS, {"at": charge})}  # noqa: C416
+        news = digests.keys() - known.keys()
+        if all(known.get(step, digest) == digest for step, digest in digests.items()):
+            for step in news:
+                insert(connection, kept_steps, {"charge": charge, "step": step, "digest": digests[step]})
+        return {**digests, **known}
 
-        The grant leads from a digest to a digest, and from a count to a count. Returns the mark before and after.
-        Raises `Behind` if the copy lacks the latest grant alone.
-        """
-        mark = _read(connection, key)
-        if mark is None:
-            mark = _insert(connection, Mark(key, UNLIMITED, before=before, state=before))
-        elif before != mark.state:
-            if before == mark.before:
-                raise Behind(mark)
-            raise rolled_back(key, counts[0], mark.low)
-        low, reserved = counts
-        new = mark._replace(
-            low=low,
-            reserved=max(reserved, mark.reserved),
-            before=before,
-            state=after,
-        )
-        _update(connection, new)
-        return mark, new
 
-    @transaction()
-    def settle(self, connection: Connection, mark: Mark, state: str) -> None:
-        """Follow the ledger's counter, which lacked the latest grant and has counted it as lost.
+def move(connection: Connection, key: CounterKey, spent: int, units: int) -> Mark | None:
+    """Move a counter's mark over the interval of a charge, from ``spent`` on. None, or the mark that is beyond.
 
-        From then on no copy that has the grant is taken.
-        """
-        if connection.execute(_unless_followed(mark), {**_at(mark.key), "state": state}).rowcount != 1:
-            raise rolled_back(mark.key)
-
-    @transaction()
-    def withdraw(self, connection: Connection, old: Mark, new: Mark) -> None:
-        """Take back a grant of `swap` whose charge was rolled back for certain, unless another followed it."""
-        connection.execute(_unless_followed(new), {**_at(old.key), **old.values})
+    `LedgerError` if the ledger's counter was rolled back.
+    """
+    moved = {**key._asdict(), "spent": spent, "after": spent + units}
+    if direct(connection, _MOVE, moved).rowcount == 1:
+        return None
+    row = connection.execute(sa.select(marks.c.low, marks.c.reserved).filter_by(**key._asdict())).one_or_none()
+    if row is None:
+        named = sa.select(marks.c.plan).filter_by(plan=key.plan).where(marks.c.digest != key.digest)
+        if connection.execute(named.where(marks.c.low != GIVEN_UP, marks.c.reserved > 0)).first() is not None:
+            words = f"the witness knows another plan under the name {key.plan!r}"
+            raise LedgerError(f"{words}: nothing was charged; {ADVICE}")
+        _insert(connection, Mark(key, spent, spent + units))
+        return None
+    if spent < row.low:
+        raise rolled_back(key, spent, row.low)
+    return Mark(key, *row)
 
 
 def _about(connection: Connection) -> dict[str, str]:
@@ -393,28 +236,5 @@ def _note(connection: Connection, values: dict[str, str]) -> dict[str, str]:
     return values
 
 
-def _at(key: CounterKey) -> dict[str, str]:
-    return {"at_plan": key.plan, "at_line": key.line, "at_principal": key.principal}
-
-
-def _read(connection: Connection, key: CounterKey, *, any_plan: bool = False) -> Mark | None:
-    row = connection.execute(_READ, _at(key)).one_or_none()
-    if row is None:
-        return None
-    if row.digest != key.digest and not any_plan:
-        raise LedgerError(f"the witness knows another plan under the name {key.plan!r}: nothing was charged; {ADVICE}")
-    return Mark(CounterKey(*row[:4]), *row[4:])
-
-
-def _update(connection: Connection, mark: Mark) -> None:
-    connection.execute(_UPDATE, {**_at(mark.key), **mark.values})
-
-
-def _unless_followed(mark: Mark) -> sa.Update:
-    """An update of a mark, if no other grant followed it."""
-    return _UPDATE.where(marks.c.before == mark.before, marks.c.state == mark.state)
-
-
-def _insert(connection: Connection, mark: Mark) -> Mark:
-    insert(connection, marks, {**mark.key._asdict(), **mark.values})
-    return mark
+def _insert(connection: Connection, mark: Mark) -> None:
+    insert(connection, marks, {**mark.key._asdict(), "low": mark.low, "reserved": mark.reserved})

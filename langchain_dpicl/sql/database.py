@@ -138,9 +138,8 @@ class Database:
     noun = "ledger"
     application_id = 0  # of SQLite's file
     advice = ""  # for one that was lost
-    journal = "WAL"
+    is_nested = False  # True if its transactions run within another database's
     options: Mapping[str, Any] = {}  # for PostgreSQL's engine
-    needs_session: bool = False  # of PostgreSQL, for longer than a transaction
     lock_seconds: ClassVar[float] = 15
     answer_seconds: ClassVar[float] = 20  # of silence; more than a wait for a lock
     idle_seconds: ClassVar[float] = 30  # within a transaction; more than the silence of a witness
@@ -168,13 +167,7 @@ class Database:
 
     def _new_engine(self) -> Engine:
         if self.url.drivername == address.PSYCOPG:
-            return postgresql_engine(
-                self.url,
-                self._refusal,
-                self.answer_seconds,
-                self.needs_session,
-                **self.options,
-            )
+            return postgresql_engine(self.url, self._refusal, self.answer_seconds, **self.options)
         if self.url.drivername not in ("sqlite", "sqlite+pysqlite"):
             raise LedgerError(
                 f"a {self.noun} is on sqlite:///FILE or postgresql+psycopg://..., not on {self.url.drivername!r}"
@@ -204,9 +197,10 @@ class Database:
         )
         if (tables or application) and application != self.application_id:
             raise LedgerError(f"{self.url.database!r} is a database, but not a {self.noun}; it was left as it is")
-        _when_free(connection, f"PRAGMA journal_mode={self.journal}")  # for which SQLite itself does not wait
+        _when_free(connection, "PRAGMA journal_mode=WAL")  # for which SQLite itself does not wait
         connection.execute("PRAGMA foreign_keys=ON")
-        if self.path is not None and self.journal == "WAL":
+        connection.execute("PRAGMA secure_delete=ON")  # whatever SQLite was built with: a mark that went is gone
+        if self.path is not None:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it holds its log
             log = f"{os.path.realpath(self.path)}-wal"  # SQLite follows links, and has its log beside the file
             record.info["log"] = log, place_of(log)
@@ -234,7 +228,8 @@ class Database:
         while True:
             repair: Callable[[], object] | None = None  # None: do not try again
             try:
-                return self._once(work, kind)
+                with self._transaction(kind) as connection:
+                    return work(connection)
             except CommitLost as lost:
                 reason = f"{lost.args[0]} (whether the last transaction took place is not known; if so, it counts)"
             except Exception as error:
@@ -256,31 +251,41 @@ class Database:
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
 
-    def _once(self, work: Callable[[Connection], T], kind: Kind) -> T:
+    @contextlib.contextmanager
+    def _transaction(self, kind: Kind) -> Iterator[Connection]:
+        """One try of a transaction, which ends with its COMMIT."""
         turn = self._writers if kind != "read" or self.path is None else contextlib.nullcontext()
-        with self.using(), turn, self._engine.connect() as connection:
-            try:
-                transaction = connection.begin()
-                self._begin(connection, kind)
-                answer = work(connection)
-            except BaseException as error:
-                self._drop_if_ended(connection, error)
-                raise
-            try:
-                transaction.commit()
-                return answer
-            except Exception as error:
-                self._drop_if_ended(connection, error)
-                if faults.sqlstate(error) in faults.ROLLED_BACK:
-                    raise TryAgain(faults.reason(error)) from None  # the server says so
-                if getattr(faults.origin(error), "sqlite_errorcode", None) in _SQLITE_SAID_NO:
-                    driver: Any = connection.connection.driver_connection
-                    driver.rollback()  # a COMMIT that found the file busy leaves its transaction open
+        self.enter()
+        try:
+            with turn, self._engine.connect() as connection:
+                try:
+                    transaction = connection.begin()
+                    self._begin(connection, kind)
+                    yield connection
+                except BaseException as error:
+                    self._drop_if_ended(connection, error)
                     raise
-                if kind != "charge" and faults.may_pass(error, self._driver):
-                    raise TryAgain(faults.reason(error)) from None  # reading or noting the same twice changes nothing
-                failure = CommitLost(faults.reason(error))
+                try:
+                    transaction.commit()
+                    return
+                except Exception as error:
+                    failure = self._not_committed(connection, error, kind)
+        finally:
+            self._busy.pop()
         raise failure
+
+    def _not_committed(self, connection: Connection, error: Exception, kind: Kind) -> Exception:
+        """The meaning of an error of a COMMIT."""
+        self._drop_if_ended(connection, error)
+        if faults.sqlstate(error) in faults.ROLLED_BACK:
+            return TryAgain(faults.reason(error))  # the server says so
+        if getattr(faults.origin(error), "sqlite_errorcode", None) in _SQLITE_SAID_NO:
+            driver: Any = connection.connection.driver_connection
+            driver.rollback()  # a COMMIT that found the file busy leaves its transaction open
+            return error
+        if kind != "charge" and faults.may_pass(error, self._driver):
+            return TryAgain(faults.reason(error))  # reading or noting the same twice changes nothing
+        return CommitLost(faults.reason(error))
 
     def _begin(self, connection: Connection, kind: Kind) -> None:
         """Begin a transaction of this kind.
@@ -322,20 +327,15 @@ class Database:
             if ended:
                 self._engine.dispose()
 
-    @contextlib.contextmanager
-    def using(self) -> Iterator[None]:
-        """Keep the process from forking while a connection is used.
+    def enter(self) -> None:
+        """Keep the process from forking until an entry of ``_busy`` is taken away.
 
         `LedgerError` if the connections are its parent's.
         """
-        if self.inherited:
+        if self._process != (os.getpid(), _forks_behind):
             raise LedgerError(_FORKED)
         with self._gate:
             self._busy.append(None)
-        try:
-            yield
-        finally:
-            self._busy.pop()
 
     @property
     def inherited(self) -> bool:
@@ -365,7 +365,7 @@ def _when_free(driver: Any, statement: str) -> None:
     """
     deadline = time.monotonic() + _BUSY_SECONDS
     pause = _FIRST_LOOK
-    _wait(driver, 0)
+    driver.execute("PRAGMA busy_timeout=0")
     try:
         while True:
             try:
@@ -376,13 +376,8 @@ def _when_free(driver: Any, statement: str) -> None:
                     raise
             time.sleep(pause)
             pause = min(1.2 * pause, _LAST_LOOK)
-    finally:
-        _wait(driver, _BUSY_SECONDS)
-
-
-def _wait(driver: Any, seconds: float) -> None:
-    """Let SQLite wait so long for a lock. An interrupt may leave a connection at 0, so each transaction says it."""
-    driver.execute(f"PRAGMA busy_timeout={int(1000 * seconds)}")
+    finally:  # an interrupt may leave a connection at 0, so each transaction says it
+        driver.execute(f"PRAGMA busy_timeout={1000 * _BUSY_SECONDS}")
 
 
 def place_of(path: str) -> tuple[int, int] | None:
@@ -409,9 +404,9 @@ def _this_process() -> tuple[int, int]:
 
 def _before_fork() -> None:
     _forks.acquire()
-    # Ledgers before witnesses: a transaction on a ledger may still need its witness.
+    # Ledgers before witnesses, which a transaction on a ledger may still need.
     files = [each for each in _open_databases if each.is_sqlite and each.path is not None and not each.inherited]
-    _forking[:] = sorted(files, key=lambda database: database.journal != "WAL")
+    _forking[:] = sorted(files, key=lambda database: database.is_nested)
     for database in _forking:
         database._gate.acquire()  # nobody uses a connection from now on
         deadline = time.monotonic() + _FORK_SECONDS
@@ -430,7 +425,7 @@ def _after_fork_in_child() -> None:
     global _forks_behind
     _forks_behind += 1
     for database in list(_open_databases):
-        database.close()  # its connections are the parent's and stay; a witness lets go of its lock
+        database.close()  # its connections are the parent's, and stay
     _after_fork()
 
 

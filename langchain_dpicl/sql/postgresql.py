@@ -56,7 +56,6 @@ def postgresql_engine(
     url: URL,
     refusal: Callable[[str], Exception],
     silence: float = math.inf,
-    needs_session: bool = False,
     **options: Any,
 ) -> Engine:
     """An engine whose connections begin no transaction by themselves. `MissingExtra` without psycopg.
@@ -67,29 +66,21 @@ def postgresql_engine(
         Makes the error for a session that cannot be used.
     silence
         The seconds without a word in answer after which a connection is given up.
-    needs_session
-        If True, a session must be this process's own for longer than a transaction.
     """
     connection_type = _connection_type(require("psycopg", "postgres"))
 
     def connect(_: Any, __: Any, arguments: Any, named: Any) -> Any:
         connection = connection_type.connect(*arguments, **{**_NETWORK, **named, **_SESSION})
         connection.silence = silence
-        encoding = connection.info.parameter_status("server_encoding")
         (number,) = connection.execute("SELECT pg_backend_pid()").fetchone()
-        fault = ""
-        if encoding != "UTF8":
-            fault = f"its encoding is {encoding}, which does not hold every text: make a database WITH ENCODING 'UTF8'"
         if number != connection.info.backend_pid:  # a pooler answers the start of a session, with a number of its own
             connection.prepare_threshold = None  # it may run each transaction in another session
-            if needs_session:
-                fault = (
-                    "its address leads through a pooler (such as PgBouncer), which shares sessions among processes: "
-                    "give an address of the server itself (witness=)"
-                )
-        if fault:
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding != "UTF8":
             connection.close()
-            raise refusal(fault)
+            raise refusal(
+                f"its encoding is {encoding}, which does not hold every text: make a database WITH ENCODING 'UTF8'"
+            )
         return connection
 
     engine = sa.create_engine(url, use_native_hstore=False, **options)

@@ -255,7 +255,7 @@ class PrivateStore(PrivateRecords, ABC):
 
         ``watcher(keys, mark_of)`` gets the store's own keys and the owner's mark by a key, before the owner goes,
         unless an equal exemplar, its own owner too, still has that mark. What it answers is called when the owner is
-        gone (see `budget.owner_index`). Another process tells its own watchers: a ledger is shared, and needs to hear
+        gone (see `budget.tickets`). Another process tells its own watchers: a ledger is shared, and needs to hear
         it once. The store keeps the watchers.
         """
         self._owner_watchers.append(watcher)

@@ -1,10 +1,11 @@
 """What a durable charge costs, on SQLite and on PostgreSQL.
 
 - durable charges per second over the same database's bare commits of one row (the driver alone, a table of its own),
-  by one thread; they take turns, so that all see the same disk (no target)
+  by one thread; they take turns, so that all see the same disk: at least .4. A charge commits its witness, too
 - the same for new queries, which look for an answer of theirs first and lay claim to it, and for those with a receipt
-- the same three by 8 threads of one process, over bare commits by 8 threads: at least .6 for charges, .4 for new
-  queries. On PostgreSQL each bare thread has a connection of its own; on SQLite, which has one writer, they take turns
+- the same three by 8 threads of one process, over bare commits by 8 threads (no target: the charges of a counter
+  follow one another). On PostgreSQL each bare thread has a connection of its own; on SQLite, which has one writer, they
+  take turns
 - 8 processes x 500 charges against a limit of 3,000: exactly 3,000 succeed; charges per second of all together
 - a charge at 1e6 spent releases over a charge at 10: at most 1.2
 
@@ -43,7 +44,7 @@ from langchain_dpicl.calls.flow import run
 SERVER = os.environ.get("DPICL_TEST_POSTGRES", "postgresql+psycopg://postgres@127.0.0.1:5432/test")
 LIMIT, PROCESSES, EACH = 3000, 8, 500
 THREADS = 8
-TARGETS = {"charges": 0.6, "new queries": 0.4, "new queries and receipts": None}
+TARGETS = {"charges": 0.4, "new queries": None, "new queries and receipts": None}
 MILLION = 1_000_000
 spawn = multiprocessing.get_context("spawn")
 
@@ -148,7 +149,7 @@ def against_bare(url: str, rounds: int, threads: int) -> dict[str, float]:
     about = f"{threads} threads, " if threads > 1 else ""
     figures = {f"{about}{name} a second": 1 / statistics.median(each[name] for each in times) for name in actions}
     for name, target in TARGETS.items():
-        wanted = f" (at least {target:g})" if target and threads > 1 else ""
+        wanted = f" (at least {target:g})" if target and threads == 1 else ""
         ratio = statistics.median(each["bare commits"] / each[name] for each in times)
         figures[f"{about}{name} over bare commits{wanted}"] = ratio
     return figures

@@ -9,22 +9,30 @@
   caller, one whose owners pay with tickets, and a fresh start on other data.
 - free.sqlite: a budget without a plan (`PrivacyBudget.filtered`) beside a vote.
 - killed.sqlite: a vote whose process was killed, with permits in hand.
+- tickets.sqlite: three budgets whose owners pay (of votes, of tokens, for each caller), with rows that are added up,
+  tokens that were given back, an owner who was forgotten and one whose forgetting was interrupted, and a process that
+  was killed when the witness knew its charge and the ledger did not.
 - expected.json: what that release said of them.
+
+With names of ledgers behind the folder, only these are made anew.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import RunnableLambda
 from pydantic import BaseModel, Field
@@ -161,6 +169,13 @@ def fill_free(url: str) -> dict[str, Any]:
     return expected
 
 
+def fill_killed(url: str) -> dict[str, Any]:
+    """A ledger whose process was killed."""
+    done = subprocess.run([sys.executable, __file__, "--killed", url], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return {"large": json.loads(done.stdout)}
+
+
 def fill_and_be_killed(url: str) -> None:
     """Charge a large line until permits are granted ahead, say what was charged, and be killed."""
     budget = PrivacyBudget(3.0, 1e-5, 4000, url, "large", accept_noise=True)
@@ -171,6 +186,95 @@ def fill_and_be_killed(url: str) -> None:
         chain.invoke({"input": f"question {i}"})
     print(json.dumps(state(budget)), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+PAYING = {"few": ("vote", 5, None), "talk": ("tokens", 20, None), "desk": ("vote", 2, "ann")}
+"""The budgets of tickets.sqlite: line, tickets, caller."""
+TOKENS = 5
+OWNERS = 12
+FORGOTTEN, HELD = "owner-3", "owner-7"
+
+
+def paying(url: str, name: str, **how: Any) -> tuple[Any, Any]:
+    """A budget whose owners pay, and its line."""
+    line, tickets, caller = PAYING[name]
+    scope = "per_principal" if caller else "shared"
+    budget = PrivacyBudget(1000, 1e-3, tickets, url, name, tickets=True, replay=False, scope=scope, **how)
+    return budget, budget.line(line, 0.5)
+
+
+def charged(line: Any, store: Any, near: list[int], caller: str | None = None) -> tuple[Any, list[str]]:
+    """Charge a query that finds these owners of `store_of`: the charge, and the owners who pay."""
+    from langchain_dpicl.budget.line import IN_TRANSACTION
+    from langchain_dpicl.calls.flow import run
+
+    names = list(store.owners)
+    wanted = {f"owner-{i}" for i in near}
+    numbers = [number for number, name in zip(store.numbers.tolist(), names, strict=True) if name in wanted]
+    owners = [line.ask(store, np.array(numbers, np.int64))]
+    units = TOKENS if line.name == "tokens" else 1
+    (charge,) = run(line.charging(IN_TRANSACTION, [None], caller, units=units, owners=owners))
+    by_number = dict(zip(store.numbers.tolist(), names, strict=True))
+    return charge, sorted(by_number[number] for number in charge.participants.take().tolist())
+
+
+def near(question: int) -> list[int]:
+    """The owners who are eligible for a made-up question."""
+    return [i for i in range(OWNERS) if (5 * i + question * question) % 7 < 3]
+
+
+def probes(url: str, **how: Any) -> Iterator[list[str]]:
+    """The owners who pay for each of the next questions, in every budget, until nobody has a ticket."""
+    store = store_of(owners=OWNERS)
+    for name, (_, _, caller) in PAYING.items():
+        budget, line = paying(url, name, **how)
+        for who in (caller, f"{caller}a") if caller else (None,):
+            for question in range(14):
+                yield charged(line, store, near(question), who)[1]
+        budget.close()
+
+
+def fill_tickets(url: str) -> dict[str, Any]:
+    """Let owners pay, in every way, and say what they have left by what they can still pay."""
+    from langchain_dpicl.budget import tickets as of_release
+
+    of_release.SUM_AFTER = 4
+    store = store_of(owners=OWNERS)
+    for name, (_, _, caller) in PAYING.items():
+        budget, line = paying(url, name)
+        budget.watch(store)
+        for question in range(7 if name == "few" else 4):
+            charge, _ = charged(line, store, near(question), caller)
+            if name == "talk":
+                line.record(charge, unused=question)
+        if name == "talk":
+            charged(line, store, [0])  # gives back what the charges before it left
+        if name == "few":
+            store.forget(FORGOTTEN)
+        place = list(store.owners).index(HELD)
+        (mark,) = store.marks(store.numbers[place : place + 1], budget._ledger.key("fingerprint_key"))
+        line.tickets.index.leave(mark)  # and is killed before the store lets the owner go
+        budget.close()
+    done = subprocess.run([sys.executable, __file__, "--killed-tickets", url], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copy(url.removeprefix("sqlite:///"), folder)
+        shutil.copy(f"{url.removeprefix('sqlite:///')}.witness", folder)
+        return {"probes": [*probes(f"sqlite:///{copy}")]}
+
+
+def charge_and_be_killed(url: str) -> None:
+    """Be killed between the witness's COMMIT and the ledger's."""
+    from langchain_dpicl.budget import opening
+
+    honest = opening.Permits.swap
+
+    def swap(*args: Any) -> Any:
+        honest(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    opening.Permits.swap = swap
+    charged(paying(url, "few")[1], store_of(owners=OWNERS), near(1))
 
 
 MODEL = """\
@@ -245,20 +349,26 @@ def write_configurations(folder: Path) -> None:
     data.unlink()
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, names: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    fill_by_name: dict[str, Callable[[str], Any]] = {
+        "ledger": fill,
+        "free": fill_free,
+        "killed": fill_killed,
+        "tickets": fill_tickets,
+    }
     for old in folder.iterdir():
-        old.unlink()
+        if not names or old.name.partition(".")[0] in names:
+            old.unlink()
     warnings.simplefilter("ignore")
-    urls = {name: f"sqlite:///{folder / name}.sqlite" for name in ("ledger", "free", "killed")}
-    expected: dict[str, Any] = {"ledger": fill(urls["ledger"]), "free": fill_free(urls["free"])}
-    command = [sys.executable, __file__, "--killed", urls["killed"]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    expected["killed"] = {"large": json.loads(done.stdout)}
-    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
-    write_configurations(folder)
-    for name in ("ledger", "free", "killed"):  # without a log beside it
+    known = folder / "expected.json"
+    expected: dict[str, Any] = json.loads(known.read_text()) if names else {}
+    for name in names or fill_by_name:
+        expected[name] = fill_by_name[name](f"sqlite:///{folder / name}.sqlite")
+    known.write_text(json.dumps(expected, indent=1) + "\n")
+    if not names:
+        write_configurations(folder)
+    for name in names or fill_by_name:  # without a log beside it
         connection = sqlite3.connect(folder / f"{name}.sqlite")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.execute("VACUUM")
@@ -270,7 +380,8 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     import make_2644f89  # the name of `Visit` is a part of what a replay compares
 
-    if sys.argv[1] == "--killed":
+    if sys.argv[1].startswith("--"):
         warnings.simplefilter("ignore")
-        make_2644f89.fill_and_be_killed(sys.argv[2])
-    make_2644f89.main(Path(sys.argv[1]).absolute())
+        killed = {"--killed": "fill_and_be_killed", "--killed-tickets": "charge_and_be_killed"}
+        getattr(make_2644f89, killed[sys.argv[1]])(sys.argv[2])
+    make_2644f89.main(Path(sys.argv[1]).absolute(), sys.argv[2:])

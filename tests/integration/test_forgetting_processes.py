@@ -165,7 +165,7 @@ def test_nothing_that_follows_from_the_owners_key_stays_in_a_ledger(worker: Work
     worker.ask()
     worker.end()  # a reader of the log would keep it
     (key,) = ExemplarStore.load("store.npz", EMBEDDINGS).mark_keys()
-    mark = owner_mark(key, b"owner-1", named=True)
+    mark = owner_mark(key, b"owner-1", named=True).hex().encode()
     held = b"".join(Path(name).read_bytes() for name in os.listdir() if name.startswith("ledger"))
     assert mark in held
     dpicl_forget("owner-1", capsys=capsys)

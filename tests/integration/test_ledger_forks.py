@@ -22,13 +22,12 @@ line = budget.line("vote", 0.5)
 for _ in range(8):
     (charge,) = line.charge()
 ledger = budget._ledger
-assert any(counter.hand for counter in ledger._charged.values())
 
 def sessions():
     if ledger.is_sqlite:
         return None
     who = lambda connection: connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
-    return [database.run(who, "read") for database in (ledger, ledger._permits.witness)]
+    return [database.run(who, "read") for database in (ledger, ledger._witness)]
 
 def hold(lock):
     with lock:
@@ -37,7 +36,7 @@ def hold(lock):
 
 before = sessions()
 over, held = threading.Event(), threading.Semaphore(0)
-locks = [budget._lock, ledger._permits._joining, ledger._permits._mutex, ledger._reaching]
+locks = [budget._lock, ledger._checking]
 threads = [threading.Thread(target=hold, args=(lock,)) for lock in locks]
 for thread in threads:  # as if they were at work: a child has no thread that would release what it inherits
     thread.start()

@@ -10,6 +10,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ from ledger_files import key_file_of
 from langchain_dpicl import ExemplarStore, LedgerError, PrivacyBudget, PrivacyBudgetExceeded, PrivacyWarning
 from langchain_dpicl.budget import BudgetLine
 from langchain_dpicl.budget.ledger import Ledger
-from langchain_dpicl.budget.owner_index import OwnerIndex
 from langchain_dpicl.budget.schema import SQLITE_APPLICATION_ID, UNLIMITED
-from langchain_dpicl.budget.stored import StoredLedger
-from langchain_dpicl.budget.tickets import TicketRule, TicketUsage
+from langchain_dpicl.budget.tickets import OwnerMarks, TicketLine, TicketPayment
 from langchain_dpicl.budget.upkeep import recover
+from langchain_dpicl.budget.witness import Witness
+from langchain_dpicl.store.base import owner_mark
 
 PLAN = 20
 
@@ -190,7 +191,8 @@ def test_a_copy_beside_a_copy_of_the_witness_is_what_the_docs_say(ledger_url: st
     close(line)
     copy = snapshot(ledger_url, "copy")
     line = line_of(ledger_url, witness=elsewhere)
-    line.charge(5)
+    line.charge(4)
+    line.charge()
     close(line)
     put_back(ledger_url, copy)
     with pytest.raises(LedgerError, match="rolled back"):
@@ -226,6 +228,7 @@ def test_a_running_process_refuses_once_its_file_is_another_one(how: str, ledger
 
 
 @pytest.mark.parametrize("how", ["in place", "new files"])
+@pytest.mark.filterwarnings("ignore::langchain_dpicl.errors.PrivacyWarning")
 def test_copies_that_are_put_back_under_running_processes_give_no_answer_more(how: str, ledger_url: str) -> None:
     """What gave 58 answers on a plan of 20: each time a process refuses, the next one starts on the copy."""
     line = line_of(ledger_url)
@@ -262,8 +265,6 @@ def test_a_counter_that_falls_is_noticed(any_url: str) -> None:
             use()
     with pytest.raises(LedgerError, match="rolled back"):
         line_of(any_url)
-    with pytest.raises(LedgerError, match="in use"):
-        recover(any_url)
     close(line)
     with pytest.raises(LedgerError, match="rolled back"):
         line_of(any_url)
@@ -291,7 +292,7 @@ def test_a_ledger_that_is_gone_while_its_witness_is_there_is_not_made_anew(ledge
     assert all_of(line_of(ledger_url)) == PLAN - 5
 
 
-def test_a_copy_from_before_the_plan_was_frozen_counts_as_spent(ledger_url: str) -> None:
+def test_what_a_copy_from_before_the_plan_was_frozen_lacks_counts_as_spent(ledger_url: str) -> None:
     Ledger(ledger_url).close()
     copy = snapshot(ledger_url, "empty")
     line = line_of(ledger_url)
@@ -302,11 +303,10 @@ def test_a_copy_from_before_the_plan_was_frozen_counts_as_spent(ledger_url: str)
         line_of(ledger_url)
     assert recover(ledger_url)["missing"] == ["default"]
     again = line_of(ledger_url)  # freezes the plan again
-    assert all_of(again) == 0
-    close(again)
     with pytest.warns(PrivacyWarning, match="counts as spent"):
-        other = line_of(ledger_url, name="other")
-    assert all_of(other) == PLAN
+        again.charge()
+    assert all_of(again) == PLAN - 6
+    assert all_of(line_of(ledger_url, name="other")) == PLAN
 
 
 def test_another_ledger_s_witness_is_refused(ledger_url: str, tmp_path: Path) -> None:
@@ -317,11 +317,21 @@ def test_another_ledger_s_witness_is_refused(ledger_url: str, tmp_path: Path) ->
         line_of(other, witness=f"{path_of(ledger_url)}.witness")
     with pytest.raises(LedgerError, match="another ledger"):
         recover(other, f"{path_of(ledger_url)}.witness")
-    line, copy = line_of(ledger_url), path_of(ledger_url).with_name("twice.db")
+
+
+@pytest.mark.filterwarnings("ignore::langchain_dpicl.errors.PrivacyWarning")
+def test_one_ledger_in_two_files_with_one_witness_is_one_plan(ledger_url: str) -> None:
+    line = line_of(ledger_url)
     line.charge()
-    shutil.copy(path_of(ledger_url), copy)
-    with pytest.raises(LedgerError, match="another file"):  # the same ledger, in two files at once
-        line_of(f"sqlite:///{copy}", witness=f"{path_of(ledger_url)}.witness")
+    close(line)
+    shutil.copy(path_of(ledger_url), copy := path_of(ledger_url).with_name("twice.db"))
+    lines = [line_of(ledger_url), line_of(f"sqlite:///{copy}", witness=f"{path_of(ledger_url)}.witness")]
+    answers = [1, *(len(lines[turn].charge()) for turn in (0, 1, 0, 1, 0)), all_of(lines[1])]
+    with pytest.raises(LedgerError, match="rolled back"):  # it lacks more than the latest charge
+        lines[0].charge()
+    close(lines[0])
+    recover(ledger_url)
+    assert sum(answers) + all_of(line_of(ledger_url)) == PLAN
 
 
 @pytest.mark.slow
@@ -353,73 +363,56 @@ def test_killed_processes_and_old_copies_give_no_answer_more(releases: int, ledg
         line = Counter(ledger_url, releases)
     rest = all_of(line, 2000)
     assert begun + rest <= releases
-    lost = releases - begun - rest
-    assert lost <= rounds * (1 + releases // 100), "no more than a block for each killed process"
+    assert releases - begun - rest <= rounds, "no more than a charge for each killed process"
 
 
 @pytest.mark.parametrize("any_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True)
-def test_what_killed_workers_may_have_spent_counts(any_url: str) -> None:
-    """Three at once, of which none closes: at most 1 % of the plan is lost, and a charge under way of each."""
-    releases = 2000
+@pytest.mark.filterwarnings("ignore::langchain_dpicl.errors.PrivacyWarning")
+def test_killed_workers_cost_the_charges_that_they_were_making(any_url: str) -> None:
+    """Three at once, of which none closes; then all that is left can be charged, and no more."""
+    releases = 400
     close(Counter(any_url, releases))
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(child(charging(any_url, releases))) for _ in range(3)]
-        wait_for(lambda: all(answered() >= 40 for _, answered in workers), 60)
+        wait_for(lambda: all(answered() >= 20 for _, answered in workers), 60)
         for pid, _ in workers:
             os.kill(pid, signal.SIGKILL)
     begun = sum(answered() for _, answered in workers)
-    if "postgresql" in any_url:  # its server may still be busy ending their sessions
-        time.sleep(0.5)
-    reader = StoredLedger(any_url)
-    (before,) = (releases - spent for spent in reader.spent(1).values())
-    with pytest.warns(PrivacyWarning, match="not closed by every process"):
-        line = Counter(any_url, releases)
-    assert begun <= releases - line.remaining() <= begun + releases // 100 + 3
-    assert line.remaining() < before
-    assert all_of(line, 10) == 10
+    line = Counter(any_url, releases)
+    left = line.remaining()
+    assert begun <= releases - left <= begun + 3
+    assert left - 1 <= all_of(line) <= left
     close(line)
-    close(Counter(any_url, releases))  # and no warning
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PrivacyWarning)
+        close(Counter(any_url, releases))
 
 
-def test_the_last_ones_are_not_kept_from_workers_by_idle_ones(any_url: str) -> None:
-    """A worker that charged early and idles; others charge to the end. What it holds is at most 1 %, and comes back."""
-    idle, busy = Counter(any_url, 300), Counter(any_url, 300)
-    for _ in range(2):
-        idle.charge()
-    granted = 2 + all_of(busy)
-    assert 297 <= granted < 300
-    close(idle)
-    assert granted + all_of(busy) == 300
+def test_a_charge_between_the_witness_and_its_own_commit_counts_as_spent(ledger_url: str) -> None:
+    """A process that is killed there. Nobody need be alone to count it."""
+    line, other = line_of(ledger_url), line_of(ledger_url)
 
+    def dies(answered: Callable[[], None]) -> None:
+        own = line_of(ledger_url)
+        real = Witness.follow
 
-def test_a_child_of_a_fork_has_permits_of_its_own(ledger_url: str) -> None:
-    line = line_of(ledger_url, 1000)
-    for _ in range(8):
-        line.charge()
-    hand = in_hand(line)
-    assert list(hand.values()) == [5]
+        def follow(*given: Any) -> None:
+            real(*given)
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    def work(answered: Callable[[], None]) -> None:
-        with pytest.raises(LedgerError, match="before this process was forked"):
-            line.charge()
-        line._ledger.close()
-        own = line_of(ledger_url, 1000)
-        assert not in_hand(own)
-        for _ in range(4):
-            own.charge()
-            answered()
-        own._ledger.close()
+        Witness.follow = follow  # type: ignore[method-assign]
+        own.charge()
 
-    with child(work) as (pid, answered):
-        wait_for(lambda: answered() == 4)
+    line.charge(2)
+    with child(dies) as (pid, _):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert in_hand(line) == hand
-    assert line.charge()[0].number == 13
-    close(line)
-    close(line_of(ledger_url, 1000))  # no warning: everything was given back
+    with pytest.warns(PrivacyWarning, match=r"counts as spent \('default' vote: 1\)"):
+        assert [charge.number for charge in other.charge(2)] == [4, 5]
+    assert [charge.number for charge in line.charge()] == [6]
+    assert line.remaining() == PLAN - 6
 
 
-# -- some rows are old -------------------------------------------------------------------------------------------------
+# -- tickets -----------------------------------------------------------------------------------------------------------
 
 
 STORE = ExemplarStore.from_records(
@@ -428,13 +421,6 @@ STORE = ExemplarStore.from_records(
     owner_key="owner",
     progress=False,
 )
-INDEX = ["dpicl_owner_index", "dpicl_owner_marks"]
-TABLES = ["dpicl_usage", "dpicl_usage_rows", "dpicl_usage_counts", *INDEX]
-
-
-def in_hand(line: Any) -> dict[Any, int]:
-    """The permits that a process has, by counter."""
-    return {counter.key: counter.hand for counter in line._ledger._charged.values() if counter.ahead}
 
 
 class Payer:
@@ -448,65 +434,28 @@ class Payer:
         except LedgerError:
             self._ledger.close()
             raise
-        self._tickets = TicketUsage(OwnerIndex(self._ledger, self._plan), 6)
+        self.tickets = TicketLine(OwnerMarks(self._ledger, self._plan), 6)
 
     def took(self, times: int, owner: int = 0) -> int:
         """In how many answers the owner takes part, of so many; none after an error."""
         found = 0
         for _ in range(times):
-            eligible = self._tickets.index.find(STORE, np.array([owner]))
+            payment = TicketPayment(self.tickets, [self.tickets.marks.find(STORE, np.array([owner]))])
             try:
-                (charge,) = charged(self._ledger, self._plan, rule=TicketRule(self._tickets, [eligible]))
+                (charge,) = charged(self._ledger, self._plan, tickets=payment)
             except LedgerError:
                 break
             found += charge.participants.take().size
         return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("first", "tables"),
-    [(1, TABLES), (0, INDEX), (1, ["dpicl_usage", "dpicl_usage_rows"]), (1, ["dpicl_usage_rows"])],
-)
-@pytest.mark.parametrize("how", ["running", "reopened", "recovered"])
-def test_tables_that_are_put_back_alone_give_no_ticket_back(
-    first: int, tables: list[str], how: str, any_url: str
-) -> None:
-    """The counter says six, and their owners are forgotten. The other owner gets the first one's position, if any."""
-    payer = Payer(any_url)
-    assert payer.took(first) == first
-    engine = sa.create_engine(any_url)
-    with engine.begin() as connection:
-        for table in tables:
-            connection.exec_driver_sql(f"CREATE TABLE old_{table} AS SELECT * FROM {table}")
-    assert payer.took(6 - first) == 6 - first
-    with engine.begin() as connection:
-        for table in tables:
-            connection.exec_driver_sql(f"DELETE FROM {table}")
-            connection.exec_driver_sql(f"INSERT INTO {table} SELECT * FROM old_{table}")
-    engine.dispose()
-    more = 0
-    if how != "running":
-        close(payer)
-        if how == "recovered":
-            recover(any_url)
-        with contextlib.suppress(LedgerError):
-            payer = Payer(any_url)
-            payer.took(1, owner=1)
-            more = payer.took(8)
-    else:
-        more = payer.took(8)
-    assert more == 0
-    close(payer)
-
-
 def test_forgetting_somebody_changes_no_ticket_of_others(any_url: str) -> None:
-    """What binds the rows follows it, in processes that run and in new ones."""
+    """In processes that run and in new ones."""
     one, other = Payer(any_url), Payer(any_url)
     assert (one.took(1), one.took(1, owner=1), one.took(1, owner=2), other.took(1)) == (1, 1, 1, 1)
-    with STORE.reading() as view:
-        (mark,) = view.marks(np.array([1]), one._tickets.index.key_for(STORE))
-    OwnerIndex(one._ledger, one._plan).leave(mark)()
+    end = one.tickets.marks.leave(STORE.mark_keys(), partial(owner_mark, content=b"o1", named=True))
+    assert end is not None
+    end()
     assert (one.took(1), other.took(1)) == (1, 1)
     new = Payer(any_url)
     assert (new.took(9), one.took(9, owner=2), other.took(1)) == (2, 5, 0)
@@ -515,35 +464,24 @@ def test_forgetting_somebody_changes_no_ticket_of_others(any_url: str) -> None:
 
 
 @pytest.mark.parametrize("recovered", [False, True])
-def test_an_old_file_under_a_newer_log_gives_no_ticket_back(recovered: bool, ledger_url: str) -> None:
-    """Positions are in the file, and usage in the log: the same positions were given again, and twelve of six taken."""
-    close(Payer(ledger_url))
-    old = path_of(ledger_url).read_bytes()
+@pytest.mark.filterwarnings("ignore::langchain_dpicl.errors.PrivacyWarning")
+def test_an_older_copy_gives_no_ticket_back(recovered: bool, ledger_url: str) -> None:
+    """It lacks charges, which count as tickets of everybody, whether the copy is settled or recovered."""
     payer = Payer(ledger_url)
-    assert payer.took(1) == 1
+    assert payer.took(2) == 2
     close(payer)
-
-    def burn_all(answered: Callable[[], None]) -> None:
-        child_s = Payer(ledger_url)
-        for _ in range(child_s.took(5)):
-            answered()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with child(burn_all) as (pid, answered):
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert answered() == 5
-    assert path_of(ledger_url).with_name(f"{path_of(ledger_url).name}-wal").stat().st_size
-    path_of(ledger_url).unlink()
-    path_of(ledger_url).write_bytes(old)
+    copy = snapshot(ledger_url, "copy")
+    payer = Payer(ledger_url)
+    assert payer.took(2) == 2
+    close(payer)
+    put_back(ledger_url, copy)
+    with pytest.raises(LedgerError, match="rolled back"):
+        Payer(ledger_url)
     if recovered:
         recover(ledger_url)
-    more = 0
-    with contextlib.suppress(LedgerError), warnings.catch_warnings():
-        warnings.simplefilter("ignore", PrivacyWarning)
         payer = Payer(ledger_url)
-        payer.took(1, owner=1)
-        more = payer.took(8)
-    assert more == 0
+        assert (payer.took(9), payer.took(9, owner=1)) == (2, 4), "less by what the copy lacks"
+        close(payer)
 
 
 # -- elsewhere ---------------------------------------------------------------------------------------------------------
@@ -553,7 +491,8 @@ def test_a_witness_may_be_on_another_database(postgres_url: str, tmp_path: Path)
     """And then sees that a whole database was put back, witness tables of its own and all."""
     witness = tmp_path / "witness"
     line = line_of(postgres_url, witness=witness)
-    line.charge(5)
+    line.charge(4)
+    line.charge()
     close(line)
     engine = sa.create_engine(postgres_url)
     with engine.begin() as connection:

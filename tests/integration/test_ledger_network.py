@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from conftest import on_server
+from ledger_files import AFTER_A_KILL
 from networks import Network, pooled
 
 from langchain_dpicl import LedgerError, PostgresExemplarStore, PrivacyBudget, StoreError
@@ -156,6 +157,7 @@ def test_a_network_that_stays_silent_is_told(network: Network, short: None) -> N
     assert numbers(line) == [1]
 
 
+@pytest.mark.filterwarnings(AFTER_A_KILL)
 @pytest.mark.parametrize("answers_alone", [True, False])
 def test_a_commit_that_is_dropped_silently_never_runs_again(
     answers_alone: bool, network: Network, short: None, tmp_path: Path
@@ -250,15 +252,11 @@ def test_a_large_answer_may_take_longer_than_a_silence(postgres_url: str, short:
 
 
 @pytest.mark.parametrize("mode", ["transaction", "session"])
-def test_a_witness_behind_a_pooler_is_refused(mode: str, postgres_url: str, tmp_path: Path) -> None:
-    """Its lock is a session's, and a pooler's session is anybody's."""
-    beside = f"sqlite:///{tmp_path / 'ledger.db'}"
+def test_a_witness_works_through_a_pooler(mode: str, postgres_url: str, tmp_path: Path) -> None:
+    """It needs no session: nobody has to know who else is there."""
     with pooled(postgres_url, mode) as url:
-        for given in ({"url": url}, {"url": beside, "witness": url}):
-            with pytest.raises(LedgerError, match=r"witness .* leads through a pooler .*\(witness=\)"):
-                line_of(**given)
-    assert on_tables(postgres_url) == 0
-    assert numbers(line_of(postgres_url)) == [1]
+        line = line_of(f"sqlite:///{tmp_path / 'ledger.db'}", witness=url)
+        assert numbers(line, 3) == [1, 2, 3]
 
 
 def on_tables(url: str) -> int:
@@ -284,10 +282,10 @@ for _ in range(30):
 """
 
 
-def test_processes_share_a_ledger_through_a_pooler_and_its_witness_directly(postgres_url: str) -> None:
+def test_processes_share_a_ledger_and_its_witness_through_a_pooler(postgres_url: str) -> None:
     """More sessions than the pooler has. Nobody believes that it is alone, so nothing counts as lost."""
     with pooled(postgres_url, "transaction") as url:
-        command = [sys.executable, "-c", CHARGER, url, postgres_url]
+        command = [sys.executable, "-c", CHARGER, url, url]
         workers = [
             subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for name in ("first", "second")

@@ -77,7 +77,7 @@ def test_a_forgotten_owner_leaves_the_marks(
     line.charge(owners=[line.ask(store, np.arange(5))])
     with store.reading() as view:
         marks = view.marks(np.arange(5), disk.key_in(url, store))
-    assert disk.marks_in(url) == marks
+    assert set(disk.marks_in(url)) == set(marks)
     if way == "in the process":
         store.forget("owner-1")
     else:

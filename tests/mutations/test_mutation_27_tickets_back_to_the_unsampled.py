@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from table_model import TableModel
 from ticket_worlds import Degrees
 
 from langchain_dpicl import DemonstrationTemplate, DPSampler, ExemplarStore, PoissonExampleSelector, PrivacyBudget
-from langchain_dpicl.budget.tickets import TicketUsage, Unused
+from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.decoding import answer
 from langchain_dpicl.decoding.exemplars import Exemplars
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
@@ -70,20 +71,20 @@ def excess(folder: Path, patch: pytest.MonkeyPatch) -> float:
 def gives_back_to_the_unsampled(patch: pytest.MonkeyPatch) -> None:
     """The mutant: whoever showed nothing pays nothing."""
     shown: list[int] = []
-    real = Exemplars.draw
+    real_draw, real_record = Exemplars.draw, Ledger.record
 
     def draw(self: Any, *given: Any, **how: Any) -> Any:
-        drawn = real(self, *given, **how)
+        drawn = real_draw(self, *given, **how)
         shown.append(len(drawn.demonstrations))
         return drawn
 
-    def give_back(self: TicketUsage, charge: Any, units: int) -> None:
-        positions = charge.participants.take_positions()
+    def record(self: Ledger, charge: Any, *given: Any) -> None:
+        real_record(self, charge, *given)
         if not shown[-1]:
-            self.of(charge.counter_id).unused.append(Unused(positions, charge.units, charge.number))
+            self.run(partial(given[-1].give_back, charge=charge, units=charge.units))
 
     patch.setattr(Exemplars, "draw", draw)
-    patch.setattr(TicketUsage, "give_back", give_back)
+    patch.setattr(Ledger, "record", record)
 
 
 @pytest.mark.filterwarnings("ignore::langchain_dpicl.errors.PrivacyWarning")

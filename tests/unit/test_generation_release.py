@@ -386,7 +386,7 @@ async def test_candidates_that_cannot_be_used_cost_nothing(
     candidates: Any, inside: Any, error: Any, way: str, release_of: Any
 ) -> None:
     model = Model(lambda text: inside if text == "bad" else None)
-    sealed = release_of(EmbeddingMean(model, candidates, 3))
+    sealed = release_of(EmbeddingMean(model, candidates, None if isinstance(candidates, list) else 3))
     if error is None:
         await ask(way, sealed)
     else:

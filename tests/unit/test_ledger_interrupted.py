@@ -22,7 +22,6 @@ from langchain_dpicl import (
     PrivateEnsemble,
 )
 from langchain_dpicl.budget import opening
-from langchain_dpicl.budget.witness import Witness
 from langchain_dpicl.errors import LedgerError
 from langchain_dpicl.sql import database
 
@@ -72,16 +71,16 @@ def test_a_commit_on_a_full_disk_can_be_tried_again(before: int, ledger_url: str
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_grant_is_withdrawn_around_another_workers_repair(
+def test_an_interval_is_withdrawn_around_another_workers_repair(
     moment: str, ledger_url: str, store_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One worker's COMMIT is rolled back; another meets the grant that it left, and repairs the ledger."""
+    """One worker's COMMIT is rolled back; another meets the mark that it left, and repairs the ledger."""
     store = store_of(ROWS)
     (first, mine), (second, others) = with_tickets(ledger_url, store), with_tickets(ledger_url, store)
     mine()
     others()
     rolled_back, go, done = threading.Event(), threading.Event(), threading.Event()
-    withdraw, settle = first._ledger._permits.withdraw, opening.settle
+    withdraw, settle = first._ledger._witness.withdraw, opening.settle
 
     def late(*given: Any) -> None:
         rolled_back.set()
@@ -96,7 +95,7 @@ def test_a_grant_is_withdrawn_around_another_workers_repair(
         assert done.wait(10)
         return found if moment == "after" else settle(*given)
 
-    monkeypatch.setattr(first._ledger._permits, "withdraw", late)
+    monkeypatch.setattr(first._ledger._witness, "withdraw", late)
     monkeypatch.setattr(opening, "settle", repair)
     failed: list[str] = []
 
@@ -144,50 +143,23 @@ def test_a_charge_waits_for_another_programs_transaction_and_not_for_ever(
     other.close()
 
 
-def test_a_connection_that_an_interrupt_left_without_patience_waits_again(
-    ledger_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In its next transaction, whatever that is."""
-
-    class Alarm(Exception):
-        pass
-
-    def interrupted(driver: Any, seconds: float) -> None:
-        if seconds and armed:
-            raise armed.pop()
-        wait(driver, seconds)
-
-    wait, armed = database._wait, [Alarm()]
-    url = f"{ledger_url}.witness"
-    witness = Witness(url)
-    witness.begin()
-    monkeypatch.setattr(database, "_wait", interrupted)
-    with pytest.raises(Alarm):
-        witness.note(place="1:2")
-    other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN EXCLUSIVE")
-    later = threading.Timer(0.3, other.execute, ["COMMIT"])
-    later.start()
-    assert witness.marks() == []
-    later.join()
-    other.close()
-    witness.close()
-
-
-def test_a_commit_that_finds_the_witness_busy_leaves_no_lock(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_charge_that_finds_the_witness_busy_leaves_no_lock(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the witness or of the ledger; and one that only reads the witness keeps nobody waiting."""
     monkeypatch.setattr(database, "_BUSY_SECONDS", 0.3)
     line: Any = PrivacyBudget(3, 1e-5, 50, ledger=ledger_url, name="b").line("vote", 0.5, rate_is_explicit=True)
     line.charge()
     witness = f"{ledger_url.removeprefix('sqlite:///')}.witness"
-    reader = sqlite3.connect(witness, isolation_level=None)
-    reader.execute("BEGIN")
-    reader.execute("SELECT count(*) FROM dpicl_marks").fetchall()
-    with pytest.raises(LedgerError):
+    other = sqlite3.connect(witness, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(LedgerError, match="locked"):
         line.charge()
-    reader.execute("COMMIT")
-    other = sqlite3.connect(witness, timeout=0.5)
-    assert other.execute("SELECT count(*) FROM dpicl_marks").fetchone() == (1,)
+    other.execute("COMMIT")
+    other.execute("BEGIN")
+    assert other.execute("SELECT reserved FROM dpicl_marks").fetchone() == (1,)
     assert line.charge()[0].number == 2
+    other.execute("COMMIT")
+    other.execute("BEGIN IMMEDIATE")
+    other.close()
 
 
 # -- forgetting --------------------------------------------------------------------------------------------------------

@@ -31,14 +31,14 @@ def test_a_ledger_that_lost_a_table_is_not_made_anew(table: str, ledger_url: str
         Ledger(ledger_url)
 
 
-@pytest.mark.parametrize("version", ["0", "1", "2", "3", "6", "8", "", "two", "-1"])
+@pytest.mark.parametrize("version", ["0", "1", "2", "3", "6", "7", "9", "", "two", "-1"])
 def test_another_version_is_refused_and_left_as_it_is(version: str, ledger_url: str) -> None:
     Ledger(ledger_url).close()
     path = ledger_url.removeprefix("sqlite:///")
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE dpicl_meta SET value = ? WHERE key = 'schema_version'", (version,))
     connection.close()
-    with pytest.raises(LedgerError, match=f"schema version {version}; this release reads version 7 alone"):
+    with pytest.raises(LedgerError, match=f"schema version {version}; this release reads version 8 alone"):
         Ledger(ledger_url)
     assert rows(ledger_url, "SELECT value FROM dpicl_meta WHERE key = 'schema_version'") == [(version,)]
 
@@ -65,15 +65,13 @@ def test_an_earlier_versions_budget_without_a_plan_is_refused_and_stops_no_plan(
             '{"delta": 1e-05, "epsilon": 2.0, "failures": 0.0, "format": "filter-1", "orders": [6]}',
             digest,
         )
-        insert = "INSERT INTO dpicl_plans (name, content, digest, created) VALUES (?, ?, ?, '') RETURNING id"
-        ((plan_id,),) = connection.execute(insert, plan).fetchall()
-        connection.execute("INSERT INTO dpicl_filters VALUES (?, 'state')", (plan_id,))
-        insert = "INSERT INTO dpicl_counters (plan_id, line, allowed, spent) VALUES (?, 'vote', ?, 1)"
-        connection.execute(insert, (plan_id, schema.UNLIMITED))
+        connection.execute("INSERT INTO dpicl_plans (id, name, content, digest, created) VALUES (1, ?, ?, ?, '')", plan)
+        connection.execute("INSERT INTO dpicl_filters VALUES (1, 'state')")
+        insert = "INSERT INTO dpicl_counters (id, plan_id, line, allowed, spent) VALUES (1, 1, 'vote', ?, 1)"
+        connection.execute(insert, (schema.UNLIMITED,))
     connection.close()
     with sqlite3.connect(f"{path}.witness") as connection:
-        insert = "INSERT INTO dpicl_marks VALUES ('free', '', '', ?, ?, 0, 0, 0, 'before', 'state')"
-        connection.execute(insert, (digest, schema.UNLIMITED))
+        connection.execute("INSERT INTO dpicl_marks VALUES ('free', '', '', ?, 0, 1)", (digest,))
     connection.close()
     for ask in (
         lambda: PrivacyBudget(2.0, 1e-5, 10, ledger_url, "free"),

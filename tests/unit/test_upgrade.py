@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import sqlite3
 import stat
 import tempfile
+import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import by_hand  # noqa: F401
 import numpy as np
 import pytest
 import yaml
 from earlier_release import EXPECTED, FOLDER, READS_LISTS, ask, content, copied, made
+from ledger_files import AFTER_A_KILL
 
 from langchain_dpicl import InvalidParameter, LedgerError, PlanMismatch, PrivacyBudget, PrivacyWarning
 from langchain_dpicl.budget import upgrade as ledgers
@@ -43,12 +48,12 @@ def readable(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- a ledger ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ledger", "free", "killed"])
+@pytest.mark.parametrize("name", ["ledger", "free", "killed", "tickets"])
 def test_an_earlier_ledger_is_refused_with_the_command_that_upgrades_it(name: str, tmp_path: Path) -> None:
     path = copied(tmp_path, name)
     before = content(path)
     for opened in (lambda: PrivacyBudget(3.0, 1e-5, 5, f"sqlite:///{path}"), lambda: recover(f"sqlite:///{path}")):
-        with pytest.raises(LedgerError, match=r"schema version 6; .* version 7 alone; `dpicl upgrade PATH`"):
+        with pytest.raises(LedgerError, match=r"schema version 6; .* version 8 alone; `dpicl upgrade PATH`"):
             opened()
     assert content(path) == before
 
@@ -101,7 +106,6 @@ def test_all_plans_of_a_ledger_add_up_also_after_a_fresh_start(
 def test_owners_who_pay_are_known_again_by_the_key_that_left_the_ledger(tmp_path: Path, readable: None) -> None:
     path = copied(tmp_path)
     ((key,),) = ask(path, "SELECT value FROM dpicl_meta WHERE key = 'fingerprint_key'")
-    used = ask(path, "SELECT tickets, digest FROM dpicl_usage")
     found = ledgers.upgrade(f"sqlite:///{path}")
     assert found is not None
     file = Path(str(found["key_file"]))
@@ -110,11 +114,13 @@ def test_owners_who_pay_are_known_again_by_the_key_that_left_the_ledger(tmp_path
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert not any(key.encode() in each.read_bytes() for each in tmp_path.glob("ledger.sqlite*") if each != file)
     assert bytes.fromhex(key) not in path.read_bytes()
-    assert ask(path, "SELECT tickets, digest FROM dpicl_usage") == used
+    assert ask(path, "SELECT name FROM dpicl_plans WHERE key_id <> ''") == [("tickets",)]
+    used = "SELECT counter_id, count(*), sum(used) FROM dpicl_tickets GROUP BY counter_id"
+    assert ask(path, used) == [(7, 60, 120)]
     budget, chain = made.chains(f"sqlite:///{path}")["tickets"]()
     made.asked(chain, {"input": "a third question"})
     budget.close()
-    assert ask(path, "SELECT size FROM dpicl_owner_index") == [(60,)], "no owner came a second time"
+    assert ask(path, used) == [(7, 60, 180)], "no owner came a second time"
     file.unlink()
     budget, chain = made.chains(f"sqlite:///{path}")["tickets"]()
     with pytest.raises(LedgerError, match="known by another key"):
@@ -192,50 +198,43 @@ def test_shares_stand_in_the_order_of_their_numbers_whatever_lies_between() -> N
     assert ledgers.with_lists(json.dumps(plan)) == json.dumps(plan), "nothing to do, nothing touched"
 
 
-def test_shares_of_a_ledger_of_todays_version_are_written_anew_too(tmp_path: Path) -> None:
-    path = copied(tmp_path)
-    ledgers.upgrade(f"sqlite:///{path}")
-    ((old,),) = ask(FOLDER / "ledger.sqlite", "SELECT content FROM dpicl_plans WHERE name = 'visits'")
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE dpicl_plans SET content = ? WHERE name = 'visits'", (old,))
-    connection.close()
-    found = ledgers.upgrade(f"sqlite:///{path}")
-    assert found is not None
-    assert (found["version"], found["rewritten"]) == (7, ["visits"])
-    assert "shares" in ask(path, "SELECT content FROM dpicl_plans WHERE name = 'visits'")[0][0]
-
-
-def test_tables_are_those_of_a_new_ledger_and_no_id_comes_again(tmp_path: Path) -> None:
+def test_tables_are_those_of_a_new_ledger(tmp_path: Path) -> None:
     PrivacyBudget(3.0, 1e-5, 5, f"sqlite:///{tmp_path / 'new.db'}").close()
     path = copied(tmp_path)
     ledgers.upgrade(f"sqlite:///{path}")
 
     def columns(file: Path) -> dict[str, list[Any]]:
         names = [name for (name,) in ask(file, "SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return {name: ask(file, f"SELECT * FROM pragma_table_info('{name}')") for name in names}
+        kind = "CASE WHEN type = 'INTEGER' THEN 'BIGINT' ELSE type END"  # SQLite's are the same
+        return {
+            name: ask(file, f"SELECT name, {kind}, \"notnull\", dflt_value, pk FROM pragma_table_info('{name}')")
+            for name in names
+        }
 
-    assert columns(path) == columns(tmp_path / "new.db")
-    assert sorted(ask(path, "SELECT * FROM sqlite_sequence")) == [("dpicl_counters", 8), ("dpicl_plans", 6)]
+    for ending in ("", ".witness"):
+        assert columns(Path(f"{path}{ending}")) == columns(tmp_path / f"new.db{ending}")
     assert ask(path, "PRAGMA foreign_key_check") == []
+    made_now = "SELECT sql FROM sqlite_master WHERE name = 'dpicl_counters'"
+    assert ask(path, made_now) == ask(tmp_path / "new.db", made_now), "with its constraints"
 
 
 def test_a_dry_run_changes_nothing_and_a_second_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = copied(tmp_path)
     before = content(path)
-    witness = content(path.with_name("ledger.sqlite.witness"))
     code, out, _ = run(capsys, path, "--dry-run", "--json")
     told = json.loads(out)
     assert (code, told["version"], told["changed"]) == (0, 6, False)
     assert content(path) == before
-    assert not path.with_name("ledger.sqlite.key").exists()
+    assert content(path.with_name("ledger.sqlite.witness")) == content(FOLDER / "ledger.sqlite.witness")
+    for beside in ("key", "witness.lock"):
+        assert not path.with_name(f"ledger.sqlite.{beside}").exists()
     code, out, _ = run(capsys, f"sqlite:///{path}", "--json")
     assert json.loads(out) == {**told, "changed": True}
-    after = content(path)
+    after = [content(path), content(path.with_name("ledger.sqlite.witness"))]
     code, out, _ = run(capsys, path)
     assert code == 0
     assert "in today's form already; nothing was changed" in out
-    assert content(path) == after
-    assert content(path.with_name("ledger.sqlite.witness")) == witness
+    assert [content(path), content(path.with_name("ledger.sqlite.witness"))] == after
 
 
 def test_a_ledger_without_its_own_witness_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,10 +242,9 @@ def test_a_ledger_without_its_own_witness_is_left_alone(tmp_path: Path, capsys: 
     witness = path.with_name("ledger.sqlite.witness")
     shutil.copy(FOLDER / "free.sqlite.witness", witness)
     before = content(path)
-    code, _, err = run(capsys, path)
-    assert (code, "belongs to another ledger" in err) == (1, True)
-    code, _, err = run(capsys, path, "--without-witness")
-    assert (code, "belongs to another ledger" in err) == (1, True)
+    for option in ([], ["--dry-run"], ["--without-witness"]):
+        code, _, err = run(capsys, path, *option)
+        assert (code, "belongs to another ledger" in err) == (1, True)
     witness.unlink()
     code, _, err = run(capsys, path)
     assert (code, "is not there" in err, "--without-witness" in err) == (1, True, True)
@@ -276,14 +274,15 @@ def test_another_key_in_the_place_of_the_key_is_not_overwritten(
     path = copied(tmp_path)
     before = content(path)
     path.with_name("ledger.sqlite.key").write_text("00" * 32)
-    code, _, err = run(capsys, path)
-    assert (code, "key_file=" in err, "another key" in err) == (1, True, True)
+    for option in (["--dry-run"], []):
+        code, _, err = run(capsys, path, *option)
+        assert (code, "key_file=" in err, "another key" in err) == (1, True, True)
     assert content(path) == before
     assert run(capsys, path, "--key-file", tmp_path / "own.key")[0] == 0
     assert path.with_name("ledger.sqlite.key").read_text() == "00" * 32
 
 
-@pytest.mark.parametrize("version", ["5", "8", "two"])
+@pytest.mark.parametrize("version", ["5", "7", "two"])
 def test_another_version_is_refused(version: str, tmp_path: Path) -> None:
     path = copied(tmp_path)
     with sqlite3.connect(path) as connection:
@@ -293,7 +292,7 @@ def test_another_version_is_refused(version: str, tmp_path: Path) -> None:
         ledgers.upgrade(f"sqlite:///{path}")
 
 
-@pytest.mark.parametrize("table", ["dpicl_filters", "dpicl_charges", "dpicl_meta"])
+@pytest.mark.parametrize("table", ["dpicl_filters", "dpicl_usage_counts", "dpicl_charges", "dpicl_meta"])
 def test_a_ledger_that_lost_a_table_is_refused(table: str, tmp_path: Path) -> None:
     path = copied(tmp_path)
     with sqlite3.connect(path) as connection:
@@ -311,14 +310,269 @@ def test_rows_that_do_not_add_up_afterwards_leave_the_ledger_as_it_was(
     before = content(path)
     honest = ledgers._change_tables
 
-    def careless(connection: Any) -> None:
-        honest(connection)
+    def careless(connection: Any, *rest: Any) -> None:
+        honest(connection, *rest)
         connection.exec_driver_sql("UPDATE dpicl_counters SET spent = spent - 1 WHERE id = 1")
 
     monkeypatch.setattr(ledgers, "_change_tables", careless)
     with pytest.raises(LedgerError, match="do not add up"):
         ledgers.upgrade(f"sqlite:///{path}")
     assert content(path) == before
+
+
+# -- tickets -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings(AFTER_A_KILL)
+@pytest.mark.filterwarnings(OTHERS)
+def test_the_owners_pay_whom_the_earlier_release_would_have_charged(tmp_path: Path) -> None:
+    """In every budget, question by question, until nobody has a ticket; also after a kill and a forgetting."""
+    path = copied(tmp_path, "tickets")
+    ledgers.upgrade(f"sqlite:///{path}")
+    paid = [*made.probes(f"sqlite:///{path}")]
+    assert paid == EXPECTED["tickets"]["probes"]
+    everyone = {name for names in paid for name in names}
+    assert made.FORGOTTEN in everyone, "it came again: a new life"
+    assert made.HELD not in everyone, "it gets no tickets until it is forgotten once more"
+
+
+@pytest.mark.filterwarnings(AFTER_A_KILL)
+@pytest.mark.filterwarnings(OTHERS)
+def test_a_forgetting_that_was_interrupted_is_ended_after_the_upgrade(tmp_path: Path) -> None:
+    path = copied(tmp_path, "tickets")
+    ledgers.upgrade(f"sqlite:///{path}")
+    budget, line = made.paying(f"sqlite:///{path}", "few")
+    number = int(made.HELD.removeprefix("owner-"))
+    store = made.store_of(owners=made.OWNERS)
+    budget.watch(store)
+    assert made.charged(line, store, [number])[1] == []
+    store.forget(made.HELD)
+    assert ask(path, "SELECT plan_id FROM dpicl_leaving ORDER BY plan_id") == [(2,), (3,)]
+    fresh = made.store_of(owners=made.OWNERS)
+    left = [made.charged(line, fresh, [number])[1] for _ in range(5)]
+    assert left == [[made.HELD]] * 4 + [[]], "all its five tickets, less the one that the counter has lost"
+    budget.close()
+
+
+def test_an_entry_by_itself_without_a_used_ticket_may_be_a_hold_and_no_other_may(tmp_path: Path) -> None:
+    """Nor does a forgotten owner have a row."""
+    path = copied(tmp_path, "tickets")
+    marks = [bytes([n]) * 16 for n in (1, 2, 3)]
+    with sqlite3.connect(path) as connection:
+        for start, piece in ((14, marks[0]), (15, marks[1] + marks[2])):
+            connection.execute("INSERT INTO dpicl_owner_marks VALUES (1, ?, ?)", (start, piece))
+        connection.execute("UPDATE dpicl_owner_index SET size = 17 WHERE plan_id = 1")
+    connection.close()
+    ledgers.upgrade(f"sqlite:///{path}")
+    leaving = {mark for (mark,) in ask(path, "SELECT mark FROM dpicl_leaving WHERE plan_id = 1")}
+    assert "fe" * 16 in leaving
+    assert len(leaving) == 2, "and the hold of the fixture"
+    assert not leaving & {mark for (mark,) in ask(path, "SELECT mark FROM dpicl_tickets")}
+    assert ask(path, f"SELECT count(*) FROM dpicl_tickets WHERE used <= 0 OR mark = '{'00' * 16}'") == [(0,)]
+
+
+DAMAGE = {
+    "the index": "DELETE FROM dpicl_owner_index WHERE plan_id = 1",
+    "an index that counts fewer owners": "UPDATE dpicl_owner_index SET size = size - 1",
+    "an index that counts more owners": "UPDATE dpicl_owner_index SET size = size + 1",
+    "the marks": "DELETE FROM dpicl_owner_marks WHERE plan_id = 2",
+    "marks cut short": "UPDATE dpicl_owner_marks SET marks = substr(marks, 1, 32) WHERE plan_id = 1 AND start = 0",
+    "another mark": "UPDATE dpicl_owner_marks SET marks = zeroblob(length(marks)) WHERE plan_id = 1 AND start = 0",
+    "marks that are text": "UPDATE dpicl_owner_marks SET marks = hex(marks)",
+    "a summary": "DELETE FROM dpicl_usage WHERE counter_id = 1",
+    "a summary of fewer tickets": "UPDATE dpicl_usage SET tickets = tickets - 1, digest = 'x' WHERE counter_id = 2",
+    "a summary that forgets the sums": "UPDATE dpicl_usage SET summed = 0 WHERE counter_id = 2",
+    "the first row": "DELETE FROM dpicl_usage_rows WHERE counter_id = 1 AND number = 5",
+    "the last row": "DELETE FROM dpicl_usage_rows WHERE counter_id = 1 AND number = 7",
+    "a row of fewer owners": "UPDATE dpicl_usage_rows SET positions = substr(positions, 1, 4) WHERE counter_id = 4",
+    "a row of half an owner": "UPDATE dpicl_usage_rows SET positions = substr(positions, 1, 2) WHERE counter_id = 4",
+    "a row of more owners": "UPDATE dpicl_usage_rows SET positions = x'ffffffff' WHERE counter_id = 4",
+    "the sums": "DELETE FROM dpicl_usage_counts WHERE counter_id = 2",
+    "smaller sums": "UPDATE dpicl_usage_counts SET counts = zeroblob(length(counts))",
+    "a counter of another copy": "UPDATE dpicl_counters SET spent = spent + 1 WHERE id = 4",
+    "a counter that lost more": "UPDATE dpicl_counters SET spent = spent + 1, lost = lost + 1 WHERE id = 4",
+}
+
+
+@pytest.mark.parametrize("statement", list(DAMAGE.values()), ids=list(DAMAGE))
+def test_tickets_that_are_not_whole_are_refused_and_nothing_is_changed(
+    statement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied(tmp_path, "tickets")
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement)
+    connection.close()
+    before = content(path)
+    for options in (["--dry-run"], []):
+        code, _, err = run(capsys, path, *options)
+        assert code == 1
+        assert "have lost rows: nothing was changed; run `dpicl budget recover` with the release that wrote it" in err
+    assert content(path) == before
+    assert content(path.with_name("tickets.sqlite.witness")) == content(FOLDER / "tickets.sqlite.witness")
+    assert not path.with_name("tickets.sqlite.key").exists()
+
+
+# -- the witness -------------------------------------------------------------------------------------------------------
+
+MARKS = "SELECT low, reserved FROM dpicl_marks WHERE plan = 'votes'"
+COUNTER = "SELECT spent, returned, lost FROM dpicl_counters WHERE id = 1"
+
+
+def changed(path: Path, *statements: str) -> None:
+    for statement in statements:
+        file = path if "dpicl_marks" not in statement else Path(f"{path}.witness")
+        with sqlite3.connect(file) as connection:
+            connection.execute(statement)
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("spent", "returned", "reserved", "excess"), [(30, 12, 20, 2), (30, 12, 18, 0), (30, 0, 30, 0), (300, 290, 40, 30)]
+)
+def test_what_was_reserved_beyond_the_units_in_use_is_lost_once(
+    spent: int, returned: int, reserved: int, excess: int, tmp_path: Path
+) -> None:
+    path = copied(tmp_path)
+    changed(
+        path,
+        f"UPDATE dpicl_counters SET spent = {spent}, returned = {returned} WHERE id = 1",
+        f"UPDATE dpicl_marks SET low = {spent - 1}, reserved = {reserved} WHERE plan = 'votes'",
+    )
+    ledgers.upgrade(f"sqlite:///{path}")
+    assert ask(Path(f"{path}.witness"), MARKS) == [(spent, spent + excess)]
+    assert ask(path, COUNTER) == [(spent, returned, 0)]
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            budget = PrivacyBudget.open("votes", f"sqlite:///{path}")
+        assert budget.spent() == reserved
+        budget.close()
+        assert ask(path, COUNTER) == [(spent + excess, returned, excess)]
+
+
+@pytest.mark.filterwarnings(AFTER_A_KILL)
+@pytest.mark.parametrize(("which", "in_use"), [("the same", 11), ("an older", 15), ("another", 11)])
+def test_a_copy_of_the_earlier_form_that_is_put_back_counts_what_was_charged_since(
+    which: str, in_use: int, tmp_path: Path
+) -> None:
+    """Upgraded by the same command: at least the units of all answers, 8 and 3, are in use, whatever its numbers are.
+
+    An older copy does not know that 4 were given back. The other copy has counted further than the one that was
+    upgraded, which lacked its charges and had lost them.
+    """
+    path = copied(tmp_path)
+    counts = ["UPDATE dpicl_counters SET spent = 12, returned = 4 WHERE id = 1", "UPDATE dpicl_marks SET reserved = 8"]
+    before = copied(tmp_path / "before")
+    if which == "another":
+        changed(before, *counts)
+        changed(path, counts[1])
+    else:
+        changed(path, *counts)
+        if which == "the same":
+            changed(before, *counts)
+    ledgers.upgrade(f"sqlite:///{path}")
+    budget = PrivacyBudget.open("votes", f"sqlite:///{path}")
+    budget.line("vote", 0.5).charge(3)  # type: ignore[attr-defined]
+    assert budget.spent() == 11
+    budget.close()
+    put_back(before, path)
+    ledgers.upgrade(f"sqlite:///{path}")
+    if which == "an older":
+        with pytest.raises(LedgerError, match="was rolled back"):
+            PrivacyBudget.open("votes", f"sqlite:///{path}")
+        assert recover(f"sqlite:///{path}")["counters"][0]["spent"] == in_use
+    budget = PrivacyBudget.open("votes", f"sqlite:///{path}")
+    assert budget.spent() == in_use
+    budget.close()
+
+
+def test_a_kill_before_the_ledgers_commit_loses_nothing(tmp_path: Path) -> None:
+    """The witness has today's form, the ledger the earlier one: the same call goes on."""
+    path = copied(tmp_path)
+    changed(
+        path,
+        "UPDATE dpicl_counters SET spent = 12, returned = 4 WHERE id = 1",
+        "UPDATE dpicl_marks SET reserved = 9 WHERE plan = 'votes'",
+    )
+    before = tmp_path / "before"
+    shutil.copy(path, before)
+    ledgers.upgrade(f"sqlite:///{path}")
+    after = content(Path(f"{path}.witness"))
+    for _ in range(2):
+        put_back(before, path)
+        ledgers.upgrade(f"sqlite:///{path}")
+        assert content(Path(f"{path}.witness")) == after
+    with pytest.warns(PrivacyWarning, match=r"'votes' vote: 1\)"):
+        budget = PrivacyBudget.open("votes", f"sqlite:///{path}")
+    assert budget.spent() == 9
+    budget.close()
+
+
+def put_back(source: Path, path: Path) -> None:
+    shutil.copy(source, path)
+    for beside in ("-wal", "-shm"):
+        Path(f"{path}{beside}").unlink(missing_ok=True)
+
+
+def test_steps_of_a_charge_that_is_open_are_counted(tmp_path: Path) -> None:
+    """So a copy that lacks one of them is not taken up again."""
+    path = copied(tmp_path)
+    changed(
+        path,
+        "UPDATE dpicl_charges SET outcome = NULL, receipt = NULL, answer = NULL WHERE counter_id = 1 AND number = 2",
+        "INSERT INTO dpicl_steps VALUES (1, 2, 0, 'a'), (1, 2, 1, 'b'), (1, 1, 0, 'of one that was answered')",
+    )
+    ledgers.upgrade(f"sqlite:///{path}")
+    hashes = [hashlib.sha256(content.encode()).hexdigest() for content in "ab"]
+    kept = ask(Path(f"{path}.witness"), "SELECT * FROM dpicl_kept_steps")
+    assert kept == [("1.2", 0, hashes[0]), ("1.2", 1, hashes[1])]
+
+
+@pytest.mark.filterwarnings(AFTER_A_KILL)
+@pytest.mark.filterwarnings(OTHERS)
+def test_no_owner_takes_part_more_often_if_the_earlier_copy_is_put_back(tmp_path: Path) -> None:
+    """It takes part at most T times in all: before the upgrade, after it, and on the copy that was upgraded again."""
+    path = copied(tmp_path, "tickets")
+    before = Counter(f"owner-{i}" for question in range(7) for i in made.near(question))
+    taken = Counter({name: min(5, count) for name, count in before.items()})
+    for turns in (1, 6):
+        ledgers.upgrade(f"sqlite:///{path}")
+        recover(f"sqlite:///{path}")
+        budget, line = made.paying(f"sqlite:///{path}", "few")
+        store = made.store_of(owners=made.OWNERS)
+        for _ in range(turns):
+            taken.update(made.charged(line, store, [*range(made.OWNERS)])[1])
+        budget.close()
+        put_back(FOLDER / "tickets.sqlite", path)
+    del taken[made.FORGOTTEN]  # two lives
+    assert max(taken.values()) == 5
+
+
+def test_a_plan_that_was_given_up_stays_given_up(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    gone = "UPDATE dpicl_marks SET plan = 'gone', ahead = -1, low = 0, reserved = allowed WHERE plan = 'afresh'"
+    changed(path, gone)
+    ledgers.upgrade(f"sqlite:///{path}")
+    found = ask(Path(f"{path}.witness"), "SELECT low, reserved FROM dpicl_marks WHERE plan = 'gone'")
+    assert found == [(-1, 40)]
+    PrivacyBudget.open("votes", f"sqlite:///{path}").close()
+
+
+def test_a_plan_that_the_ledger_lost_is_missed_after_the_upgrade(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    changed(path, "UPDATE dpicl_marks SET plan = 'gone' WHERE plan = 'afresh'")
+    ledgers.upgrade(f"sqlite:///{path}")
+    with pytest.raises(LedgerError, match="was rolled back \\('gone'"):
+        PrivacyBudget.open("votes", f"sqlite:///{path}")
+
+
+def test_the_earlier_release_cannot_read_the_witness_any_more(tmp_path: Path) -> None:
+    path = copied(tmp_path)
+    reads = "SELECT plan, line, principal, digest, allowed, low, reserved, ahead, before, state FROM dpicl_marks"
+    assert len(ask(Path(f"{path}.witness"), reads)) == 7
+    ledgers.upgrade(f"sqlite:///{path}")
+    with pytest.raises(sqlite3.OperationalError, match="no such column: allowed"):
+        ask(Path(f"{path}.witness"), reads)
 
 
 # -- a configuration ---------------------------------------------------------------------------------------------------

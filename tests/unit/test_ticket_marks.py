@@ -1,5 +1,5 @@
-"""`budget/owner_index.py` and `store/base.py`: a row of its own for every owner, found again, and removed when it is
-forgotten."""
+"""`budget/tickets.py` and `store/base.py`: marks, rows and lives. Every owner has one row, which is found again, and
+goes when the owner is forgotten."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ import tickets_on_disk as disk
 from langchain_dpicl import (
     DPAggregate,
     ExemplarStore,
-    LedgerError,
     NoisyVote,
     PoissonExampleSelector,
     PrivacyBudget,
     PrivateEnsemble,
 )
-from langchain_dpicl.budget import tickets
 from langchain_dpicl.store.base import MARK
 
 
@@ -48,6 +46,11 @@ def charge(budget: PrivacyBudget, store: ExemplarStore, *owners: str) -> list[st
     return [name for name, number in zip(names, store.numbers, strict=True) if number in paid]
 
 
+def mark_of(name: str, store: ExemplarStore, url: str) -> bytes:
+    """The mark of one of a store's owners in a ledger."""
+    return dict(zip(store.owners, store.marks(store.numbers, disk.key_in(url, store)), strict=True))[name]
+
+
 def anonymous(embeddings: Any, texts: list[str]) -> ExemplarStore:
     records = [{"input": text, "output": "x"} for text in texts]
     return ExemplarStore.from_records(records, embeddings, progress=False)
@@ -56,14 +59,14 @@ def anonymous(embeddings: Any, texts: list[str]) -> ExemplarStore:
 # -- who is who -------------------------------------------------------------------------------------------------------
 
 
-def test_positions_are_given_in_order_and_once(budget: Any, store_of: Any, records: Any, ledger_url: str) -> None:
+def test_every_owner_has_one_row(budget: Any, store_of: Any, records: Any, ledger_url: str) -> None:
     store = store_of(records(6, 2))
     charge(budget(), store, "owner-4", "owner-1")
     charge(budget(), store, "owner-1", "owner-3")
     charge(budget(), store)
-    written = disk.marks_in(ledger_url)
-    assert len(written) == len(set(written)) == 6
-    assert all(len(mark) == MARK for mark in written)
+    rows = disk.run(ledger_url, "SELECT mark FROM dpicl_tickets")
+    assert len(rows) == len(set(rows)) == 6
+    assert all(len(mark) == MARK for mark in disk.marks_in(ledger_url))
     assert disk.burnt(ledger_url, store) == {f"owner-{i}": [1, 2, 1, 2, 2, 1][i] for i in range(6)}
 
 
@@ -81,9 +84,7 @@ def test_a_mark_names_nobody_and_is_another_in_another_ledger(
     assert b"owner-1" not in content
 
 
-def test_named_owners_keep_their_positions_in_a_store_that_is_built_again(
-    budget: Any, store_of: Any, records: Any
-) -> None:
+def test_named_owners_keep_their_rows_in_a_store_that_is_built_again(budget: Any, store_of: Any, records: Any) -> None:
     """In another order, with other numbers and more exemplars."""
     rows = records(4)
     assert charge(budget(), store_of(rows), "owner-0", "owner-2") == ["owner-0", "owner-2"]
@@ -117,15 +118,18 @@ def test_forgetting_removes_the_row_and_who_comes_again_is_new(
     store = store_of(records(4))
     own = budget(tickets=1)
     charge(own, store)
+    mark = mark_of("owner-1", store, ledger_url)
     before = disk.marks_in(ledger_url)
     store.forget("owner-1")
-    after = disk.marks_in(ledger_url)
-    assert after == [before[0], bytes(MARK), *before[2:], bytes(MARK)], "its hold is gone too"
-    assert disk.run(ledger_url, "SELECT 1 FROM dpicl_owner_marks WHERE instr(marks, ?) > 0", before[1]) == []
+    assert set(disk.marks_in(ledger_url)) == set(before) - {mark}
+    disk.run(ledger_url, "PRAGMA wal_checkpoint(TRUNCATE)")
+    content = Path(disk.path_of(ledger_url)).read_bytes()
+    assert mark.hex().encode() not in content
+    assert mark_of("owner-2", store, ledger_url).hex().encode() in content
     store.add([{"input": "again", "output": "x", "owner": "owner-1"}])
     for each in (own, budget(tickets=1)):
         assert charge(each, store) == (["owner-1"] if each is own else [])
-    assert len(disk.marks_in(ledger_url)) == 6, "a position is never given again"
+    assert set(disk.marks_in(ledger_url)) == set(before), "an owner's mark is the same in every life"
     assert own.private_ticket_report()["vote"][""]["owners"] == 4
 
 
@@ -138,9 +142,9 @@ def test_the_row_of_equal_exemplars_goes_with_the_last_of_them(budget: Any, embe
     assert disk.burnt(ledger_url, store) == {"#1": 2, "#2": 1}
     assert charge(budget(tickets=3), anonymous(embeddings, ["other", "same"])) == ["#0", "#1"]
     assert charge(own, store) == ["#2"]
-    before = disk.marks_in(ledger_url)
+    other = mark_of("#2", store, ledger_url)
     store.forget("#1")
-    assert disk.marks_in(ledger_url) == [bytes(MARK), before[1], bytes(MARK)]
+    assert disk.marks_in(ledger_url) == [other]
     store.add([{"input": "same", "output": "x"}])
     assert charge(own, store, "#3") == ["#3"], "who comes again is new"
 
@@ -163,17 +167,19 @@ def test_an_equal_exemplar_keeps_its_count_when_a_forgetting_is_told_twice(
     assert charge(budget(tickets=1), anonymous(embeddings, ["same"])) == [], "#1 had burnt its only ticket"
 
 
-def test_another_process_that_knows_a_forgotten_owner_counts_on(
-    budget: Any, store_of: Any, records: Any, ledger_url: str
-) -> None:
-    """It has a copy of the store, so to it the owner is there; it must not get a second life by that."""
+def test_a_copy_of_a_store_forgets_too(budget: Any, store_of: Any, records: Any, ledger_url: str) -> None:
+    """A store in memory is one process's own. Where it was not told, the owner lives on, from a first ticket again."""
     store, copy = store_of(records(3)), store_of(records(3))
     one, other = budget(tickets=1), budget(tickets=1)
-    assert charge(other, copy, "owner-0") == ["owner-0"]
-    assert charge(other, copy, "owner-0") == [], "by now it knows the position"
+    charge(other, copy, "owner-0")
     charge(one, store)
+    mark = mark_of("owner-0", store, ledger_url)
     store.forget("owner-0")
+    assert charge(other, copy) == ["owner-0"]
     assert charge(other, copy) == []
+    copy.forget("owner-0")
+    assert charge(other, copy) == []
+    assert mark not in disk.marks_in(ledger_url)
 
 
 def test_an_owner_that_is_forgotten_between_its_query_and_the_charge_gets_no_row(
@@ -213,10 +219,11 @@ def test_forgetting_before_the_first_query_of_a_process_removes_the_row_too(
     later = budget()
     selector = PoissonExampleSelector(store, 2, rate=0.5, threshold=0.5, max_exemplars=2)
     PrivateEnsemble(selector, lambda values: "a") | DPAggregate(NoisyVote(["a", "b"]), later)
-    before = disk.marks_in(ledger_url)
+    mark = mark_of("owner-1", store, ledger_url)
+    assert mark in disk.marks_in(ledger_url)
     store.forget("owner-1")
     charge(later, store)
-    assert before[1] not in disk.marks_in(ledger_url)
+    assert mark not in disk.marks_in(ledger_url)
 
 
 def test_forgetting_a_named_owner_gives_an_equal_exemplar_without_a_name_no_new_tickets(
@@ -233,27 +240,20 @@ def test_forgetting_a_named_owner_gives_an_equal_exemplar_without_a_name_no_new_
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [1, 3, 4, 5, 8])
-def test_positions_are_given_without_a_gap_whatever_comes_at_once(
-    first: int, budget: Any, store_of: Any, records: Any, ledger_url: str
-) -> None:
-    """Owners come in two lots, and one by one; then a process that knows nothing reads them."""
+def test_counts_are_exact_whatever_comes_at_once(budget: Any, store_of: Any, records: Any, ledger_url: str) -> None:
+    """Owners come in two lots, and one by one; then a process that knows nothing goes on."""
     names = [f"owner-{i}" for i in range(13)]
     store = store_of(records(13))
     own = budget(tickets=3)
-    charge(own, store, *names[:first])
+    charge(own, store, *names[:4])
     charge(own, store, *names[:-2])
     for name in names[-2:]:
         charge(own, store, name)
-    pieces = disk.run(ledger_url, "SELECT start, marks FROM dpicl_owner_marks ORDER BY start")
-    assert [start for start, _ in pieces] == [0, *([first] if first < 11 else []), 11, 12]
-    assert sum(len(bytes(marks)) for _, marks in pieces) == 13 * MARK  # type: ignore[call-overload]
     store.forget("owner-7")
-    fresh = budget(tickets=3)
-    assert charge(fresh, store) == [name for name in names if name != "owner-7"]
+    assert charge(budget(tickets=3), store) == [name for name in names if name != "owner-7"]
     counts = disk.burnt(ledger_url, store)
-    assert counts == {n: 3 if i < first else 2 for i, n in enumerate(names) if n != "owner-7"}
-    assert charge(budget(tickets=3), store, *names[:first]) == []
+    assert counts == {n: 3 if i < 4 else 2 for i, n in enumerate(names) if n != "owner-7"}
+    assert charge(budget(tickets=3), store, *names[:4]) == []
 
 
 def test_a_store_that_lost_owners_and_got_others_asks_for_whom_it_has(budget: Any, store_of: Any, records: Any) -> None:
@@ -267,8 +267,8 @@ def test_a_store_that_lost_owners_and_got_others_asks_for_whom_it_has(budget: An
     assert charge(own, store) == []
 
 
-def test_a_position_is_no_ones_twice_even_if_a_process_is_behind(budget: Any, store_of: Any, records: Any) -> None:
-    """Two processes in turn, each enrolling owners whom the other has not met."""
+def test_nobody_pays_twice_if_processes_meet_owners_in_turn(budget: Any, store_of: Any, records: Any) -> None:
+    """Two processes in turn, each meeting owners whom the other has not met."""
     store, other_store = store_of(records(20)), store_of(records(20)[::-1])
     one, other = budget(tickets=1), budget(tickets=1)
     paid: list[str] = []
@@ -278,32 +278,53 @@ def test_a_position_is_no_ones_twice_even_if_a_process_is_behind(budget: Any, st
     assert len(paid) == len(set(paid)) == 20
 
 
-def test_nothing_is_remembered_of_a_charge_that_was_rolled_back(
-    budget: Any, store_of: Any, records: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two queries of one charge meet new owners, and its transaction fails: positions go to others then, once each."""
-    store = store_of(records(6))
-    own = budget(tickets=1)
-    line = own.line("vote", 0.5)
-    with monkeypatch.context() as patch:
-        patch.setattr(tickets, "write_summary", lambda *_, **__: (_ for _ in ()).throw(LedgerError("the disk is full")))
-        with pytest.raises(LedgerError, match="full"):
-            line.charge(owners=[line.ask(store, np.array([0, 1])), line.ask(store, np.array([2, 3]))], count=2)
-    other = budget(tickets=1)
-    assert charge(other, store, "owner-5", "owner-4") == ["owner-4", "owner-5"]
-    assert charge(own, store) == ["owner-0", "owner-1", "owner-2", "owner-3"], "the others' positions are theirs"
-    assert own.private_ticket_report()["vote"][""]["burnt"] == {"1": 6}
-
-
 def test_what_was_asked_shows_nothing(budget: Any, store_of: Any, records: Any) -> None:
     line = budget().line("vote", 0.5)
     asked = line.ask(store_of(records(7)), np.arange(7))
     assert repr(asked) == "EligibleOwners()"
 
 
-def test_a_lost_row_is_a_ledger_error(budget: Any, store_of: Any, records: Any, ledger_url: str) -> None:
+# -- many, few and none ------------------------------------------------------------------------------------------------
+
+
+def test_numbers_with_gaps_cost_no_more_than_their_owners(budget: Any, store_of: Any, records: Any) -> None:
+    """As in a store whose records were replaced for years: what a process knows grows with owners, not with numbers."""
+    store = store_of(records(5))
+    for name in ("owner-0", "owner-2", "owner-4"):
+        store.forget(name)
+    store._next_number = 10**12
+    store.add([{"input": "late", "output": "x", "owner": "late"}])
+    own = budget(tickets=1)
+    assert charge(own, store, "owner-3", "late") == ["owner-3", "late"]
+    assert charge(own, store) == ["owner-1"]
+    assert charge(budget(tickets=1), store) == []
+
+
+def test_queries_that_find_nobody_and_owners_without_tickets_are_charged_alike(
+    budget: Any, store_of: Any, records: Any, ledger_url: str
+) -> None:
+    """Nobody, everybody, everybody without tickets, nobody: one number of the line each, and no ticket too many."""
     store = store_of(records(3))
-    charge(budget(), store)
-    disk.run(ledger_url, "DELETE FROM dpicl_owner_marks")
-    with pytest.raises(LedgerError, match="lost rows"):
-        charge(budget(), store)
+    own = budget(tickets=1)
+    line = own.line("vote", 0.5)
+    nobody = np.zeros(0, np.int64)
+    paid = []
+    for owners in (nobody, store.numbers, store.numbers, nobody):
+        (entry,) = line.charge(owners=[line.ask(store, owners)])
+        paid.append(entry.participants.take().tolist())
+    assert paid == [[], [0, 1, 2], [], []]
+    assert own.spent() == 4
+    assert disk.burnt(ledger_url, store) == dict.fromkeys(store.owners, 1)
+
+
+def test_seventy_thousand_owners_pay_at_once(budget: Any, ledger_url: str) -> None:
+    """In one statement; and once more when all but one of them have nothing left."""
+    count = 70_000
+    rows = [{"input": "text", "output": "x", "owner": f"owner-{i}"} for i in range(count)]
+    vectors = np.full((count, 2), 0.5**0.5, np.float32)
+    store = ExemplarStore.from_records(rows, None, vectors=vectors, owner_key="owner")  # type: ignore[arg-type]
+    for asked, paid in ((store.numbers[:-1], store.numbers[:-1]), (store.numbers, store.numbers[-1:])):
+        line = budget(tickets=1).line("vote", 0.5)
+        (entry,) = line.charge(owners=[line.ask(store, asked)])
+        assert np.array_equal(entry.participants.take(), paid)
+    assert disk.run(ledger_url, "SELECT used, count(*) FROM dpicl_tickets GROUP BY used") == [(1, count)]
