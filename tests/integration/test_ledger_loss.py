@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
 import sqlite3
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,11 +20,14 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from by_hand import charged
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from ledger_files import key_file_of
+from thief import SETTINGS, Databases, Thief, TicketThief, back_up
 
 from langchain_dpicl import ExemplarStore, LedgerError, PrivacyBudget, PrivacyBudgetExceeded, PrivacyWarning
-from langchain_dpicl.budget import BudgetLine
+from langchain_dpicl.budget import BudgetLine, schema
 from langchain_dpicl.budget.ledger import Ledger
 from langchain_dpicl.budget.schema import SQLITE_APPLICATION_ID, UNLIMITED
 from langchain_dpicl.budget.tickets import OwnerMarks, TicketLine, TicketPayment
@@ -237,11 +242,7 @@ def test_copies_that_are_put_back_under_running_processes_give_no_answer_more(ho
     lines = [line]
     for _ in range(4):
         if how == "in place":
-            for end in ("", "-wal"):
-                if (copy / f"ledger.db{end}").exists():
-                    with open(f"{path_of(ledger_url)}{end}", "r+b") as file:
-                        file.truncate(0)
-                        file.write((copy / f"ledger.db{end}").read_bytes())
+            back_up(copy / "ledger.db", path_of(ledger_url))
         else:
             put_back(ledger_url, copy)
         answers += [all_of(each) for each in lines]
@@ -335,6 +336,30 @@ def test_one_ledger_in_two_files_with_one_witness_is_one_plan(ledger_url: str) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("machine", [Thief, TicketThief])
+def test_all_copies_of_a_ledger_on_a_server_give_one_plan(machine: type[Thief], postgres_url: str) -> None:
+    """As `unit/test_witness.py` has it for files: rows are put back under whoever uses them."""
+    engine = sa.create_engine(postgres_url)
+    with engine.begin() as connection:
+        for name in ("one", "two"):
+            connection.exec_driver_sql(f"CREATE SCHEMA {name}")
+    engine.dispose()
+    urls = [f"{postgres_url}?options=-csearch_path%3D{name}" for name in ("one", "two")]
+    kind = type(machine.__name__, (machine,), {"make_places": lambda _: Databases(urls)})
+    run_state_machine_as_test(kind, settings=settings(SETTINGS, max_examples=8))
+
+
+def test_clocks_that_are_set_back_change_nothing(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    years = itertools.count(2100, -1)
+    monkeypatch.setattr(schema, "utc_now", lambda: f"{next(years)}-01-01T00:00:00.000000+00:00")
+    lines = [line_of(any_url), line_of(any_url)]
+    numbers = [line.charge()[0].number for _ in range(5) for line in lines]
+    assert numbers == [*range(1, 11)]
+    close(lines[0])
+    assert all_of(line_of(any_url)) + all_of(lines[1]) == PLAN - 10
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("releases", [PLAN, 400])
 def test_killed_processes_and_old_copies_give_no_answer_more(releases: int, ledger_url: str) -> None:
     """Kill -9 at any moment, then an older copy; where the ledger refuses, `recover`. All answers ever begun fit."""
@@ -386,6 +411,27 @@ def test_killed_workers_cost_the_charges_that_they_were_making(any_url: str) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("error", PrivacyWarning)
         close(Counter(any_url, releases))
+
+
+def test_a_ledger_that_is_opened_while_a_principal_s_first_charge_is_made_loses_nothing(
+    any_url: str, tmp_path: Path
+) -> None:
+    """The witness has the charge, and nobody sees the counter yet: who opens the ledger waits."""
+    make = partial(line_of, any_url, scope="per_principal", witness=tmp_path / "witness")
+    line, opened = make(), []
+    other = threading.Thread(target=lambda: opened.append(make()))
+    real = line._ledger._charge
+
+    def _charge(*given: Any, **named: Any) -> Any:
+        found = real(*given, **named)
+        other.start()
+        other.join(0.5)
+        return found
+
+    line._ledger._charge = _charge  # type: ignore[method-assign]
+    line.charge(principal="ann")
+    other.join(30)
+    assert [each.spent("ann") for each in opened] == [1]
 
 
 def test_a_charge_between_the_witness_and_its_own_commit_counts_as_spent(ledger_url: str) -> None:
