@@ -8,9 +8,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-AFTER_A_KILL = "ignore:.*not closed by every process:langchain_dpicl.PrivacyWarning"
-"""A filter for tests that open a ledger after a process was killed, or its connection cut, perhaps between its grant
-and its charge: what was granted counts as spent, and whoever opens the ledger alone is warned."""
+AFTER_A_KILL = "ignore:a process was killed while it charged:langchain_dpicl.PrivacyWarning"
+"""A filter for tests that use a ledger after a process was killed, or its connection cut, perhaps between the witness's
+commit and the ledger's: that charge counts as spent, and whoever meets it is warned."""
 
 
 def copy_ledger(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:

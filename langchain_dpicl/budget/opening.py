@@ -198,8 +198,8 @@ def settle(ledger: Database, mark: Mark) -> None:
 
     if units := ledger.run(work):
         warnings.warn(
-            f"the ledger {ledger.shown!r} was not closed by every process that used it, or an older copy was put in "
-            f"its place: what may have been spent counts as spent ({key.plan!r} {key.line}: {units})",
+            f"a process was killed while it charged the ledger {ledger.shown!r}, or an older copy is in its place: "
+            f"what may have been spent counts as spent ({key.plan!r} {key.line}: {units})",
             PrivacyWarning,
             stacklevel=2,
         )

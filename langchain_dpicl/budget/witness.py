@@ -43,8 +43,8 @@ if the witness knows one; a count below ``low``; a plan that is gone; and a ledg
 may be an old copy. `upkeep.recover` helps: it counts as spent whatever may be missing.
 
 NOT SEEN. A witness that is put back together with its ledger: the folder of both, restored as a whole, or the database
-that holds both. Keep it elsewhere (``witness=``). A mixture of old and new pages or rows of one ledger, made by hand: a
-copy is whole. One witness serves one ledger.
+that holds both. Keep it elsewhere (``witness=``). A mixture of old and new pages or rows of one ledger, made by hand,
+or by writing over a file, or removing its log, while it is open: a copy is whole. One witness serves one ledger.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def test_a_wrong_receipt_is_its_callers(any_url: str) -> None:
     assert "was answered or given up before" in str(found[2])
     assert [each["tokens"] for each in found if isinstance(each, dict)] == [19, 15, 13, 10]
     assert crowd.budget.spent() == 77
-    assert len(crowd.line.charge(units=23)) == 1, "the permits came back, too"
+    assert len(crowd.line.charge(units=23)) == 1, "what came back may be charged"
     assert crowd.budget.spent() == 100
 
 

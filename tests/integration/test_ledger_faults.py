@@ -241,7 +241,7 @@ def test_a_killed_claimant_blocks_others_for_the_patience_and_no_longer(any_url:
     line = line_of(any_url, 100_000, replay_patience=0.5)
     (entry,) = line.charge(queries=[line.query_id({"input": "x"})])
     assert isinstance(entry, Charge)
-    assert entry.number == line.spent() == 2, "the dead one's charge stands; its first grant held nothing ahead"
+    assert entry.number == line.spent() == 2, "the dead one's charge stands, and nothing else"
     line.record(entry, answer="1")
     assert isinstance(line.charge(queries=[line.query_id({"input": "x"})])[0], Replayed)
 

@@ -43,7 +43,7 @@ def test_an_honest_ledger_breaks_nothing(world: World) -> None:
     assert broken([*answers, answers[2]], ledger, tried) is None, "a replay"
     ledger["alice"].spent += 2
     ledger["alice"].rows[7] = ledger["alice"].rows[5]._replace(units=2, outcome=LOST, receipt=None, answer=None)
-    assert broken(answers, ledger, tried) is None, "a killed worker's permits"
+    assert broken(answers, ledger, tried) is None, "a charge that a killed worker was making"
     assert ledger["alice"].lost == 2
 
 

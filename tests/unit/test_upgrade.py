@@ -136,7 +136,7 @@ def test_permits_of_a_process_that_was_killed_count_as_spent(tmp_path: Path) -> 
     assert reserved > spent
     ledgers.upgrade(f"sqlite:///{path}")
     assert ask(path, "SELECT spent FROM dpicl_counters") == [(spent,)]
-    with pytest.warns(PrivacyWarning, match="not closed by every process"):
+    with pytest.warns(PrivacyWarning, match="a process was killed"):
         budget = PrivacyBudget.open("large", f"sqlite:///{path}")
     assert budget.spent() == reserved
     budget.close()
