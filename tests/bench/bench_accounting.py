@@ -18,7 +18,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import re
@@ -29,6 +28,8 @@ import time
 import warnings
 from collections.abc import Callable
 from typing import Any
+
+from figures import show
 
 from langchain_dpicl.privacy import (
     BoundedRange,
@@ -236,12 +237,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args(argv)
     figures = measure(args.repeats, args.fast)
-    if args.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        width = max(len(name) for name in figures)
-        for name, value in figures.items():
-            print(f"{name:<{width}}  {value:.4g}")
+    show(figures, args.json)
     return int(any(missed(name, value) for name, value in figures.items()))
 
 

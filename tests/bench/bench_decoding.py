@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 import tempfile
@@ -32,6 +31,7 @@ import time
 from typing import Any
 
 import numpy as np
+from figures import show
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
 from langchain_dpicl import DemonstrationTemplate, DPSampler, ExemplarStore, PoissonExampleSelector, PrivacyBudget
@@ -200,12 +200,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="answers of each kind (default 3)")
     args = parser.parse_args(argv)
     figures = ({} if args.gate else measure(args.model, args.rounds)) | gated(args.model, args.rounds)
-    if args.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        width = max(len(name) for name in figures)
-        for name, value in figures.items():
-            print(f"{name:<{width}}  {value:.4g}")
+    show(figures, args.json)
     good = figures.get(TARGET, 5.0) >= 5.0 and figures.get(LAST, 4.0) >= 4.0 and figures[GATED] <= 1.3
     return 0 if good else 1
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import statistics
 import sys
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import show
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
@@ -133,12 +133,7 @@ def main(argv: list[str] | None = None) -> int:
     figures: Figures = {}
     for measurement in MEASUREMENTS:
         figures |= measurement(args.repeats, not args.no_oracle)
-    if args.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        width = max(len(name) for name in figures)
-        for name, value in figures.items():
-            print(f"{name:<{width}}  {value:.4g}")
+    show(figures, args.json)
     return 0 if met(figures) else 1
 
 

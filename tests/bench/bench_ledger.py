@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import multiprocessing
 import os
 import re
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from figures import show
 
 from langchain_dpicl import PrivacyBudgetExceeded
 from langchain_dpicl.budget import BudgetLine, PrivacyBudget
@@ -246,12 +246,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=20, help="of 25 of each kind by each thread (default 20)")
     args = parser.parse_args(argv)
     figures = measure(args.rounds)
-    if args.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        width = max(len(name) for name in figures)
-        for name, value in figures.items():
-            print(f"{name:<{width}}  {value:.4g}")
+    show(figures, args.json)
     least = {name: float(found[1]) for name in figures if (found := re.search(r"\(at least ([\d.]+)\)$", name))}
     good = all(figures[name] >= target for name, target in least.items())
     good = good and all(value == LIMIT for name, value in figures.items() if "exactly" in name)

@@ -39,6 +39,7 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
+from figures import show
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnableParallel
 
@@ -490,12 +491,7 @@ def main(argv: list[str] | None = None) -> int:
         serve(args.serve, args.port, args.workers)
         return 0
     figures = measure_ready() if args.ready else measure_once(args.seconds) if args.head else measure(args.seconds)
-    if args.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        width = max(len(name) for name in figures)
-        for name, value in figures.items():
-            print(f"{name:<{width}}  {value:.4g}")
+    show(figures, args.json)
     targets = {name: float(found[1]) for name in figures if (found := re.search(r"\(under ([\d.]+)\)$", name))}
     good = all(figures[name] < target for name, target in targets.items())
     least = {name: float(found[1]) for name in figures if (found := re.search(r"\(at least ([\d.]+)\)$", name))}

@@ -12,7 +12,6 @@ PostgreSQL is the server at ``DPICL_TEST_POSTGRES`` (default: the local one); wi
 from __future__ import annotations
 
 import argparse
-import json
 import sqlite3
 import statistics
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from bench_ledger import charge, postgres_ledger, reachable, seconds, sqlite_ledger
+from figures import show
 from langchain_core.embeddings import Embeddings
 
 from langchain_dpicl import ExemplarStore
@@ -134,12 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=11, help="of each (default 11)")
     args = parser.parse_args(argv)
     figures = measure(args.rounds)
-    if args.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        width = max(len(name) for name in figures)
-        for name, value in figures.items():
-            print(f"{name:<{width}}  {value:.4g}")
+    show(figures, args.json)
     return 0 if all(value <= AT_MOST for name, value in figures.items() if "at most" in name) else 1
 
 
