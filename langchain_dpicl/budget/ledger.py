@@ -197,13 +197,12 @@ class Ledger(StoredLedger):
             raise rolled_back(key, before, self._reached[request.account])
         if self._witness is not None:
             units = made[-1].number - before
-            if self._witness.url == self.url:
-                beyond = move(connection, key, before, units)
-            else:
-                beyond = self._witness.follow(key, before, units)
+            is_inside = self._witness.url == self.url  # its mark is then rolled back with the charge
+            follow = partial(move, connection) if is_inside else self._witness.follow
+            beyond = follow(key, before, units)
             if beyond is not None:
                 raise TryAgain(f"it does not keep up with its witness; {ADVICE}", partial(opening.settle, self, beyond))
-            if self._witness.url != self.url:
+            if not is_inside:
                 undo.callback(self._withdraw, key, before, before + units)
         entries |= charged
         return [entries[key] for key in keys]

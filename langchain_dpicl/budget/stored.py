@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -13,7 +11,7 @@ from sqlalchemy.engine import Connection
 
 from langchain_dpicl.budget import schema
 from langchain_dpicl.budget.owner_keys import OwnerKeyFile, key_id
-from langchain_dpicl.budget.records import Records as Database
+from langchain_dpicl.budget.records import Records
 from langchain_dpicl.budget.schema import (
     Account,
     Charge,
@@ -49,7 +47,7 @@ class ReleaseRow:
     receipt: str | None
 
 
-class StoredLedger(Database):
+class StoredLedger(Records):
     """A ledger that exists. Raises `LedgerError` if there is none. It charges nothing."""
 
     def __init__(self, url: str, *, key_file: str | os.PathLike[str] | None = None) -> None:
@@ -68,21 +66,6 @@ class StoredLedger(Database):
         if self.path is not None and not os.path.exists(self.path):
             raise LedgerError(f"there is no ledger {self.shown!r}")
         self.run(lambda connection: schema.open_schema(connection, create=None))
-
-    def write_through(self) -> None:
-        """Move the contents of SQLite's log into the file itself, if nobody reads: a copy of the file then has it."""
-        if not self.is_sqlite:
-            return
-        self.enter()
-        try:
-            with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite3.Error), self._writers:
-                pooled = self._engine.raw_connection()
-                try:
-                    pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                finally:
-                    pooled.close()
-        finally:
-            self._busy.pop()
 
     # -- plans ------------------------------------------------------------------------------------------------------
 

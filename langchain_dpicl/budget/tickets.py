@@ -156,14 +156,14 @@ class EligibleOwners:
 class Participants:
     """The owners who may flip a coin in a release. Private: it shows nothing, and gives them once.
 
-    So it does with ``marks``, to which tickets may be given back, and the ``life`` of their rows at most.
+    Tickets may be given back to their marks, in rows whose ``life`` is at most this.
     """
 
     __slots__ = ("_marks", "_owners", "life")
 
     def __init__(self, owners: Numbers, marks: Marks, life: int) -> None:
         self._owners: Numbers | None = owners
-        self._marks: Marks | None = marks
+        self._marks = marks
         self.life = life
 
     def take(self) -> Numbers:
@@ -176,7 +176,7 @@ class Participants:
 
     def listed(self) -> str:
         """The owners' marks for a statement."""
-        return "[]" if self._marks is None else _listed(self._marks)
+        return _listed(self._marks)
 
     def __repr__(self) -> str:
         return "<owners who pay for a release>"
@@ -328,7 +328,9 @@ class TicketLine:
             pays = np.full(len(distinct), charge.units <= self.count - lost)
             pays[np.searchsorted(distinct, np.array([mark for (mark,) in without], _WRITTEN))] = False
             paid = distinct[pays]
-            if direct(connection, _for(connection, _USE), {**values, "marks": _listed(paid)}).rowcount != len(paid):
+            if len(paid) < len(distinct):
+                values["marks"] = _listed(paid)
+            if direct(connection, _for(connection, _USE), values).rowcount != len(paid):
                 raise TryAgain
             owners = np.sort(query.owners[first_of[stays][pays]])
             completed.append(replace(charge, participants=Participants(owners, paid, changes)))

@@ -60,7 +60,7 @@ from typing_extensions import TypedDict
 from langchain_dpicl.budget import schema
 from langchain_dpicl.budget.opening import CounterRow, Where, address, counts
 from langchain_dpicl.budget.owner_keys import OwnerKeyFile, key_id
-from langchain_dpicl.budget.records import Records as Database
+from langchain_dpicl.budget.records import Records
 from langchain_dpicl.budget.schema import ADVICE, EARLIER, VERSION, charges, counters, meta, plans, queries, steps
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.budget.witness import GIVEN_UP, CounterKey, Mark, Witness, about, marks, metadata, step_digest
@@ -101,7 +101,7 @@ class LedgerUpgrade(TypedDict):
     """Where the key of owners who pay goes; None if there is none."""
 
 
-class _Ledger(Database):
+class _Ledger(Records):
     """A ledger of whatever version, whose tables may be made anew."""
 
     answer_seconds = 40  # more than the wait for its tables
@@ -151,7 +151,7 @@ def upgrade(
     return found
 
 
-def _enter(ledger: Database, witness: Witness, without: bool, stack: ExitStack, dry_run: bool) -> bool:
+def _enter(ledger: Records, witness: Witness, without: bool, stack: ExitStack, dry_run: bool) -> bool:
     """Keep out every process of the earlier release until ``stack`` ends: each shares a lock of the witness.
 
     False if the ledger has no witness and needs none. `LedgerError` if it needs one, or if a process is there. A dry
@@ -198,7 +198,7 @@ def _version(connection: Connection) -> int:
     return int(version)
 
 
-def _differences(connection: Connection, ledger: Database, keys: OwnerKeyFile) -> LedgerUpgrade | None:
+def _differences(connection: Connection, ledger: Records, keys: OwnerKeyFile) -> LedgerUpgrade | None:
     version = _version(connection)
     if version == VERSION:
         return None
@@ -346,7 +346,7 @@ def _hashed(*pieces: bytes) -> str:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def _convert(connection: Connection, ledger: Database, keys: OwnerKeyFile, witness: Witness | None) -> None:
+def _convert(connection: Connection, ledger: Records, keys: OwnerKeyFile, witness: Witness | None) -> None:
     """Convert it, within the caller's transaction, which no other writer shares, and at the end its witness."""
     schema.wait_for_others(connection)
     if not ledger.is_sqlite:  # of SQLite the transaction has the write lock

@@ -109,9 +109,7 @@ def check_apart(options: argparse.Namespace, *names: str) -> None:
         path, private = (str(getattr(options, each)) for each in (name, "data"))
         both_exist = os.path.exists(path) and os.path.exists(private)
         if path == private or (both_exist and os.path.samefile(path, private)):
-            raise InvalidParameter(
-                f"--{name.replace('_', '-')}", path, "another file than --data: its records are private"
-            )
+            raise InvalidParameter(flag(name), path, "another file than --data: its records are private")
 
 
 READING = ("delimiter", "encoding", "skip_bad")

@@ -255,7 +255,7 @@ class Database:
     def _transaction(self, kind: Kind) -> Iterator[Connection]:
         """One try of a transaction, which ends with its COMMIT."""
         turn = self._writers if kind != "read" or self.path is None else contextlib.nullcontext()
-        self.enter()
+        self._enter()
         try:
             with turn, self._engine.connect() as connection:
                 try:
@@ -327,7 +327,7 @@ class Database:
             if ended:
                 self._engine.dispose()
 
-    def enter(self) -> None:
+    def _enter(self) -> None:
         """Keep the process from forking until an entry of ``_busy`` is taken away.
 
         `LedgerError` if the connections are its parent's.
@@ -336,6 +336,21 @@ class Database:
             raise LedgerError(_FORKED)
         with self._gate:
             self._busy.append(None)
+
+    def write_through(self) -> None:
+        """Move the contents of SQLite's log into the file itself, if nobody reads: a copy of the file then has it."""
+        if not self.is_sqlite:
+            return
+        self._enter()
+        try:
+            with contextlib.suppress(SQLAlchemyError, sqlite3.Error), self._writers:
+                pooled = self._engine.raw_connection()
+                try:
+                    pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                finally:
+                    pooled.close()
+        finally:
+            self._busy.pop()
 
     @property
     def inherited(self) -> bool:

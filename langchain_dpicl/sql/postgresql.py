@@ -74,7 +74,7 @@ def postgresql_engine(
         connection.silence = silence
         (number,) = connection.execute("SELECT pg_backend_pid()").fetchone()
         if number != connection.info.backend_pid:  # a pooler answers the start of a session, with a number of its own
-            connection.prepare_threshold = None  # it may run each transaction in another session
+            connection.prepare_threshold = None  # each transaction may be on another of its connections
         encoding = connection.info.parameter_status("server_encoding")
         if encoding != "UTF8":
             connection.close()
