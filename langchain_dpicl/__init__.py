@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.store import ExemplarStore as ExemplarStore
     from langchain_dpicl.store.filters import Condition as Condition
     from langchain_dpicl.store.parents import split_with_parents as split_with_parents
-    from langchain_dpicl.store.postgres import PostgresExemplarStore as PostgresExemplarStore
+    from langchain_dpicl.store.store import PostgresExemplarStore as PostgresExemplarStore
 
 __version__ = "0.1.0"
 
@@ -119,7 +119,7 @@ _HOMES = {
     "store": "ExemplarStore",
     "store.filters": "Condition",
     "store.parents": "split_with_parents",
-    "store.postgres": "PostgresExemplarStore",
+    "store.store": "PostgresExemplarStore",
 }
 """Where each public name lives, and so what loads when it is used."""
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from langchain_dpicl.store.base import PrivateStore
+from langchain_dpicl.store import ExemplarStore
 
 GIVEN = os.environ.get("DPICL_TEST_PGVECTOR_URL")
 KEY = b"k" * 32
@@ -157,7 +157,7 @@ def database(url: str) -> Iterator[str]:
         ask(url, f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def everyone(store: PrivateStore) -> dict[str, Any]:
+def everyone(store: ExemplarStore) -> dict[str, Any]:
     """All that a reading tells, without the numbers, which are a store's own."""
     with store.reading() as view:
         numbers = view.numbers

@@ -45,7 +45,8 @@ from langchain_dpicl.privacy.lines import family_of
 from langchain_dpicl.privacy.mechanism import Options
 from langchain_dpicl.private import Accounting, Closed
 from langchain_dpicl.sql import NAME, OwnLock, is_name
-from langchain_dpicl.store.base import MarkOf, PrivateStore
+from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.base import MarkOf
 from langchain_dpicl.store.notes import OpenedBudget, merged
 
 Releases = int | Mapping[str, int | LineRequest]
@@ -177,8 +178,8 @@ class PrivacyBudget(Accounting, Closed):
         self._lines: dict[str, BudgetLine] = {}
         self._stored: StoredPlan | None = None
         self._marks: OwnerMarks | None = None
-        self._watched: WeakSet[PrivateStore] = WeakSet()
-        self._to_remember: list[PrivateStore] = []
+        self._watched: WeakSet[ExemplarStore] = WeakSet()
+        self._to_remember: list[ExemplarStore] = []
         self._find()
 
     @staticmethod
@@ -509,7 +510,7 @@ class PrivacyBudget(Accounting, Closed):
 
     # -- stores --------------------------------------------------------------------------------------------------------
 
-    def watch(self, store: PrivateStore) -> None:
+    def watch(self, store: ExemplarStore) -> None:
         """Use this budget with a store.
 
         An owner whom the store forgets from now on leaves the ledger too, with its tickets. A chain on this budget does

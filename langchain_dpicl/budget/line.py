@@ -22,7 +22,8 @@ from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, Unsa
 from langchain_dpicl.privacy import PlanLine, PrivacyPlan, checks
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.private import Accounting
-from langchain_dpicl.store.base import Numbers, PrivateStore
+from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.base import Numbers
 
 RELEASED = "released"
 ZERO_SHOT = "zero-shot, not a release: too few releases are left"
@@ -138,7 +139,7 @@ class BudgetLine(Accounting):
 
     # -- charges -------------------------------------------------------------------------------------------------------
 
-    def ask(self, store: PrivateStore, owners: Numbers) -> EligibleOwners:
+    def ask(self, store: ExemplarStore, owners: Numbers) -> EligibleOwners:
         """Look up a query's eligible owners for its charge, if owners pay with tickets. Private."""
         assert self.tickets is not None
         return self.tickets.marks.find(store, owners)

@@ -105,7 +105,8 @@ from langchain_dpicl.budget.schema import Charge, counters, leaving, plans, tick
 from langchain_dpicl.budget.terms import WARNING, LineTickets
 from langchain_dpicl.errors import LedgerError, UnsafeConfigurationError
 from langchain_dpicl.sql import OwnLock, TryAgain, direct
-from langchain_dpicl.store.base import MARK, MarkOf, Numbers, PrivateStore
+from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.base import MARK, MarkOf, Numbers
 
 if TYPE_CHECKING:
     from langchain_dpicl.budget.stored import StoredLedger
@@ -147,7 +148,7 @@ class EligibleOwners:
     ``changes``: the number of forgettings that the plan had counted before these owners were found in the store.
     """
 
-    store: PrivateStore = field(repr=False)
+    store: ExemplarStore = field(repr=False)
     owners: Numbers = field(repr=False)
     marks: Marks = field(repr=False)
     changes: int = field(default=0, repr=False)
@@ -191,16 +192,16 @@ class OwnerMarks:
     def __init__(self, ledger: StoredLedger, plan_id: int) -> None:
         self._ledger = ledger
         self._plan_id = plan_id
-        self._keys: WeakKeyDictionary[PrivateStore, bytes] = WeakKeyDictionary()
+        self._keys: WeakKeyDictionary[ExemplarStore, bytes] = WeakKeyDictionary()
         self._lock = OwnLock()  # never held while waiting for a store or for a database
         self._learn(None)
 
     def _learn(self, changes: int | None) -> None:
         """Forget all marks. Those that are learnt from now on are of owners who are there after so many changes."""
         self._changes = changes
-        self._by_number: WeakKeyDictionary[PrivateStore, dict[int, bytes]] = WeakKeyDictionary()
+        self._by_number: WeakKeyDictionary[ExemplarStore, dict[int, bytes]] = WeakKeyDictionary()
 
-    def find(self, store: PrivateStore, owners: Numbers) -> EligibleOwners:
+    def find(self, store: ExemplarStore, owners: Numbers) -> EligibleOwners:
         """Look up a query's eligible owners; those who were forgotten just now are left out. Private."""
         if self._changes is None:
             changes = self._ledger.run(self._read_changes, "read")
@@ -229,7 +230,7 @@ class OwnerMarks:
                 self._learn(changes)
         return self.find(eligible.store, eligible.owners)
 
-    def key_for(self, store: PrivateStore) -> bytes:
+    def key_for(self, store: ExemplarStore) -> bytes:
         """The key of this store's owners in this plan. `LedgerError` if it is not at hand, and nothing is charged."""
         if (known := self._keys.get(store)) is not None:
             return known

@@ -38,7 +38,8 @@ from langchain_dpicl.budget.tickets import KeyMissing, OwnerMarks
 from langchain_dpicl.budget.witness import GIVEN_UP, CounterKey, Mark, Witness
 from langchain_dpicl.errors import InvalidParameter, LedgerError, UnknownOwner
 from langchain_dpicl.sql import shown
-from langchain_dpicl.store.base import MarkOf, PrivateStore, owner_mark
+from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.base import MarkOf, owner_mark
 
 FIELDS = (
     *("time", "id", "budget", "plan", "line", "principal", "number", "units", "spent", "outcome", "mechanism"),
@@ -270,7 +271,7 @@ def _recover(
 
 
 def open_ledgers(
-    store: PrivateStore,
+    store: ExemplarStore,
     urls: Sequence[str],
     key_file: str | os.PathLike[str] | None = None,
 ) -> tuple[list[StoredLedger], list[str]]:
@@ -296,7 +297,7 @@ def open_ledgers(
     return list(ledgers.values()), list(lost)
 
 
-def forget(store: PrivateStore, owner: str, ledgers: Sequence[StoredLedger]) -> int:
+def forget(store: ExemplarStore, owner: str, ledgers: Sequence[StoredLedger]) -> int:
     """Forget an owner in a store and then in ledgers, and return the number of forgotten exemplars.
 
     If the store has no such owner, its row leaves the ledgers all the same (a repeated call ends what an interrupted

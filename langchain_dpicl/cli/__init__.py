@@ -201,7 +201,7 @@ def add_reading(parser: Any) -> None:
 def add_store(parser: Any) -> None:
     """Declare the file that keeps the embeddings."""
     kept = "keeps the embeddings of --data; made at first, and brought up to date when --data changes"
-    parser.add_argument("--store", metavar="FILE.npz", help=kept)
+    parser.add_argument("--store", metavar="FILE.db", help=kept)
 
 
 def add_private_data(parser: Any, input_key: str, output_key: str, *, required: bool = True) -> None:

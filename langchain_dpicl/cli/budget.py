@@ -219,16 +219,16 @@ def forget_options(parser: Any) -> None:
     """Remove an owner from a saved store and from its ledgers, while workers go on.
 
     examples:
-      dpicl forget --store patients.npz --owner patient-17
-      dpicl forget --store patients.npz --owner - --ledger postgresql://desk@host/budgets < owner.txt
+      dpicl forget --store patients.db --owner patient-17
+      dpicl forget --store patients.db --owner - --ledger postgresql://desk@host/budgets < owner.txt
       dpicl forget --store postgresql://desk@host/records --collection patients --owner patient-17
 
-    Workers that have loaded the file follow before their next release, without a restart. The ledgers are those that
+    Workers that have opened the store follow before their next release, without a restart. The ledgers are those that
     the store remembers and those that you name. The exit status is 1 if a remembered ledger could not be opened.
     """
     add_run(parser, forget)
-    parser.add_argument("--store", required=True, metavar="FILE", help="a saved store, or postgresql://...")
-    parser.add_argument("--collection", default="exemplars", help="which collection of a PostgreSQL store")
+    parser.add_argument("--store", required=True, metavar="FILE", help="a store's file, or postgresql://...")
+    parser.add_argument("--collection", default="exemplars", help="of the database (default exemplars)")
     parser.add_argument("--owner", required=True, metavar="ID", help="the owner's key; - reads it from standard input")
     parser.add_argument("--notes", metavar="FILE", help="FILE.dpicl, which stands beside the data file if there is one")
     key = "the key of owners who pay, if it stands neither with the store nor beside the ledger"
@@ -240,19 +240,13 @@ def forget_options(parser: Any) -> None:
 def forget(options: argparse.Namespace) -> int:
     """Forget the owner. Returns 1 if a ledger could not be reached."""
     from langchain_dpicl.budget import upkeep
+    from langchain_dpicl.store.store import ExemplarStore, address
 
     owner = sys.stdin.readline().rstrip("\r\n") if options.owner == "-" else options.owner
     if not owner:
         raise InvalidParameter("--owner", "", "the owner's key, as the records had it")
     model: Any = None  # forgetting embeds nothing
-    if options.store.startswith(("postgresql://", "postgres://", "postgresql+psycopg://")):
-        from langchain_dpicl.store.postgres import PostgresExemplarStore
-
-        store: Any = PostgresExemplarStore.open(options.store, model, name=options.collection)
-    else:
-        from langchain_dpicl.store import ExemplarStore
-
-        store = ExemplarStore.load(options.store, model)
+    store = ExemplarStore.open(address(options.store), model, name=options.collection)
     if options.notes is not None:
         store.keep_notes(options.notes)
     ledgers, lost = upkeep.open_ledgers(store, options.ledger, options.key_file)

@@ -13,7 +13,7 @@ from langchain_dpicl.cli import add_run
 from langchain_dpicl.errors import PrivacyWarning
 
 if TYPE_CHECKING:
-    from langchain_dpicl.store.base import PrivateStore
+    from langchain_dpicl.store import ExemplarStore
 
 TUNED_ON = 30
 """The first held-out questions chose the desks' names and the prompt: the ensemble is asked others."""
@@ -115,7 +115,7 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def _sorted_by_head(
-    store: PrivateStore, labels: list[str], questions: list[tuple[str, str]], options: argparse.Namespace, folder: str
+    store: ExemplarStore, labels: list[str], questions: list[tuple[str, str]], options: argparse.Namespace, folder: str
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Fit a head on a budget of its own. Its label for each question, and what it cost."""
     from langchain_dpicl import PrivacyBudget, PrivateHead

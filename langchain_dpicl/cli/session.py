@@ -37,7 +37,7 @@ from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.release.sealed import DPAggregate, SealedRelease
 from langchain_dpicl.release.transaction import Charged, Request, transact
 from langchain_dpicl.spec import Spec
-from langchain_dpicl.store.base import PrivateStore
+from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.records import RecordKeys
 
 _WAYS = {
@@ -51,7 +51,7 @@ _WAYS = {
 
 def open_budget(
     options: argparse.Namespace,
-    store: PrivateStore,
+    store: ExemplarStore,
     releases_of: Callable[[PrivacyPlan | None], int],
     suffix: str = "",
     **more: Any,
@@ -224,7 +224,7 @@ def _plain(answers: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def writer(settings: Spec, store: PrivateStore) -> Callable[[ReleasedKeywords, str], str]:
+def writer(settings: Spec, store: ExemplarStore) -> Callable[[ReleasedKeywords, str], str]:
     """Return what writes a text from released keywords, with the model and the words of a description."""
     release: Any = settings.release
     wording = Wording(store.input_key, store.output_key or "output", getattr(release, "instruction", None))

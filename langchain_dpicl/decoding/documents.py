@@ -13,7 +13,7 @@ from langchain_dpicl.decoding.model import DemonstrationTemplate, LogitsModel, a
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.local import DEFAULT_MODEL
 from langchain_dpicl.members.chains import ModelChoice
-from langchain_dpicl.store.base import PrivateStore
+from langchain_dpicl.store import ExemplarStore
 
 _AT_ONCE = 4096
 _LONGEST = 2**20
@@ -104,7 +104,7 @@ class DocumentReport:
     most_tokens: int
 
 
-def report_on(store: PrivateStore, documents: Documents) -> DocumentReport:
+def report_on(store: ExemplarStore, documents: Documents) -> DocumentReport:
     """Read all documents of a store. Private."""
     left_out = 0
     with store.reading() as view:

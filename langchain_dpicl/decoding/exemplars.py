@@ -16,8 +16,9 @@ from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.noise import Randomness
 from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.selection.rules import Sought
-from langchain_dpicl.store.base import Numbers, StoreView
+from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.records import Vectors
+from langchain_dpicl.store.view import StoreView
 
 IntArray = NDArray[np.int64]
 
@@ -120,15 +121,9 @@ class Exemplars:
             rows = [_one_row_each(view, among, sought, rate, randomness) for _ in range(steps)]
             distinct = np.unique(np.concatenate(rows))
             exemplars = view.read(distinct)
-            ids = view.ids_of(distinct)
         # An error of one owner must not fail the others' answer.
-        found = zip(
-            distinct.tolist(),
-            ids,
-            [attempt(shown, exemplar) for exemplar in exemplars],
-            strict=True,
-        )
-        usable = {row: Demonstration((self, i), text) for row, i, text in found if text is not None}
+        found = zip(distinct.tolist(), [attempt(shown, exemplar) for exemplar in exemplars], strict=True)
+        usable = {row: Demonstration((self, row), text) for row, text in found if text is not None}
         place = {row: position for position, row in enumerate(usable)}
         return Draw(list(usable.values()), [[place[row] for row in step.tolist() if row in place] for step in rows])
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
-from langchain_dpicl.store.base import PrivateStore
+from langchain_dpicl.store import ExemplarStore
 
 T = TypeVar("T")
 Logits = NDArray[np.float32]
@@ -61,7 +61,7 @@ class DemonstrationTemplate:
     @classmethod
     def of(
         cls,
-        store: PrivateStore,
+        store: ExemplarStore,
         *,
         input_name: str | None = None,
         output_name: str | None = None,

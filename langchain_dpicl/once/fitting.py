@@ -40,7 +40,8 @@ from langchain_dpicl.privacy.advice import head_signal
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private.boundary import Failed
 from langchain_dpicl.release.transaction import Charged, Find, Release, Request
-from langchain_dpicl.store.base import Numbers, PrivateStore
+from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.base import Numbers
 
 MECHANISM = "head"
 
@@ -125,7 +126,7 @@ class Fit(Release):
 
     def __init__(
         self,
-        store: PrivateStore,
+        store: ExemplarStore,
         budget: PrivacyBudget,
         labels: tuple[str, ...],
         features: FeatureMap,

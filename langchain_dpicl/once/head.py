@@ -34,7 +34,8 @@ from langchain_dpicl.privacy import checks
 from langchain_dpicl.release.base import AnyRelease, check_budget, warn_of_delta
 from langchain_dpicl.release.threshold import public_texts
 from langchain_dpicl.release.transaction import transact
-from langchain_dpicl.store.base import PrivateStore, embedder_of
+from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.base import embedder_of
 from langchain_dpicl.store.records import Vectors, aattempt, as_matrix, embed
 
 _FEW_OWNERS = 100
@@ -75,7 +76,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
     receipt
         What the fit cost.
     embedder
-        The name of the embedding model of the store that it was fitted on (`PrivateStore.embedder`).
+        The name of the embedding model of the store that it was fitted on (`ExemplarStore.embedder`).
     fit_report
         PRIVATE, for the operator: how many records were left out (`FitReport`). The object that `fit` returns has it
         alone; neither a file, nor a pickle, nor a copy has it. None if the ledger had the finished head.
@@ -245,7 +246,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
     @classmethod
     def fit(
         cls,
-        store: PrivateStore,
+        store: ExemplarStore,
         labels: Sequence[str],
         budget: PrivacyBudget,
         *,
@@ -297,7 +298,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         nothing, and after the charge `ReleaseFailed`, or `ModelLost` if the model of the scores does not come back.
         Warns (`PrivacyWarning`) of the accuracy to expect if there are fewer than 100 owners.
         """
-        if not isinstance(store, PrivateStore):
+        if not isinstance(store, ExemplarStore):
             raise InvalidParameter("store", type(store).__name__, "an ExemplarStore")
         if store.output_key is None:
             raise InvalidParameter("store", "no output_key", "a store whose records have outputs, the labels")

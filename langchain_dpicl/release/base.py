@@ -37,7 +37,7 @@ from langchain_dpicl.private.reach import is_one, reachable
 from langchain_dpicl.release.transaction import Release, Request
 from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.selection.rules import Sought
-from langchain_dpicl.store.base import PrivateStore
+from langchain_dpicl.store import ExemplarStore
 
 if TYPE_CHECKING:
     from langchain_core.runnables.graph import Graph
@@ -126,7 +126,7 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
     _bound: tuple[object, BudgetLine] | None = None
 
     @property
-    def store(self) -> PrivateStore:  # type: ignore[override]
+    def store(self) -> ExemplarStore:  # type: ignore[override]
         """The selector's."""
         return self.selector.store
 

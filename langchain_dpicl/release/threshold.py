@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.store.memory import inner_products, reaches
+from langchain_dpicl.store.matrix import inner_products, reaches
 from langchain_dpicl.store.records import Vectors, embed, embed_query
 
 if TYPE_CHECKING:

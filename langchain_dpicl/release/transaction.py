@@ -43,7 +43,8 @@ from langchain_dpicl.errors import (
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.boundary import Failed, guarded
 from langchain_dpicl.selection.rules import Rules
-from langchain_dpicl.store.base import Numbers, PrivateStore
+from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.filters import MetadataFilter
 
 Find = Callable[[], Numbers]
@@ -123,7 +124,7 @@ class Release(ABC):
     """The steps of a kind of release in its transaction."""
 
     budget: PrivacyBudget
-    store: PrivateStore
+    store: ExemplarStore
     """The private exemplars."""
     units: int = 1
     """The most units of its line that one release may use: an answer's tokens. It takes fewer if fewer are left."""

@@ -51,7 +51,6 @@ from langchain_dpicl.retrieval.searches import (
 from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.selection.rules import OfPrincipal, OfRequest
 from langchain_dpicl.store import ExemplarStore
-from langchain_dpicl.store.base import PrivateStore
 from langchain_dpicl.store.records import Vectors
 from langchain_dpicl.store.standin import DOCUMENTS, documents_of
 
@@ -70,7 +69,7 @@ _OF_MAPPINGS = ("langgraph.pregel.main.Pregel", "langchain_classic.chains.base.C
 
 def wrap_rag(
     chain: Any,
-    source: PrivateStore | VectorStore | VectorStoreRetriever,
+    source: ExemplarStore | VectorStore | VectorStoreRetriever,
     aggregator: Aggregator[Any] | Sequence[str] | Runnable[Any, Any],
     budget: PrivacyBudget,
     *,
@@ -209,7 +208,7 @@ def wrap_rag(
     public = check_public(public)
     fixed = None
     collection: Any = None
-    if isinstance(source, PrivateStore):
+    if isinstance(source, ExemplarStore):
         if owner_key is not None:
             raise InvalidParameter(
                 "owner_key",

@@ -33,19 +33,19 @@ from langchain_dpicl.private.sealing import seal
 from langchain_dpicl.private.sources import parts_of
 from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.selection.rules import OfRequest, OfRequests
-from langchain_dpicl.store.base import PrivateStore
+from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.filters import MetadataFilter
 from langchain_dpicl.store.standin import DOCUMENTS, FETCHED, check_search
 
 _BUILD = "build it over store.as_vectorstore() and give it to PrivateEnsemble(selector, app)"
 
-_DOCUMENTS = (Document, PrivateStore, PoissonExampleSelector)
+_DOCUMENTS = (Document, ExemplarStore, PoissonExampleSelector)
 _GRAPH_STORES = ("langgraph.store.base.BaseStore",)
 
 
 def stand_ins(
     chain: Runnable[Any, Any],
-    store: PrivateStore,
+    store: ExemplarStore,
     collection: VectorStore | None,
     public: Sequence[object],
     share: Sequence[object],

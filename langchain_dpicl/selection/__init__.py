@@ -53,7 +53,8 @@ from langchain_dpicl.selection.rules import (
     search_query_of,
     text_searched,
 )
-from langchain_dpicl.store.base import Numbers, PrivateStore
+from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.filters import MetadataFilter
 from langchain_dpicl.store.records import Vectors, attempt
 
@@ -167,7 +168,7 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
 
     def __init__(
         self,
-        store: PrivateStore,
+        store: ExemplarStore,
         members: int | None = None,
         *,
         calls: float | None = None,
@@ -184,7 +185,7 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         visible_to: OfPrincipal = None,
         search_query: Any = None,
     ) -> None:
-        if not isinstance(store, PrivateStore):
+        if not isinstance(store, ExemplarStore):
             raise InvalidParameter("store", type(store).__name__, "an ExemplarStore")
         self.store = store
         self.calls = None if calls is None else checks.real("calls", calls, at_least=1.0, at_most=1e6)

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.aggregators.reading import answer_of
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
-from langchain_dpicl.store.base import Numbers, StoreView
+from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.filters import Condition, MetadataFilter
-from langchain_dpicl.store.memory import reaches
+from langchain_dpicl.store.matrix import reaches
 from langchain_dpicl.store.records import Vectors, attempt
+from langchain_dpicl.store.view import StoreView
 
 Metadata = Mapping[str, Any] | Condition
 """A filter, in the language of `langchain_dpicl.store.filters`."""

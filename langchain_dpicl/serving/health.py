@@ -18,7 +18,7 @@ from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.calls.flow import arun
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.release.base import AnyRelease
-from langchain_dpicl.store.base import PrivateStore
+from langchain_dpicl.store import ExemplarStore
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Readiness:
         return {part.name: part.ready is True for part in self.parts}
 
 
-def _read(store: PrivateStore) -> None:
+def _read(store: ExemplarStore) -> None:
     """Follow a store's file, or ask its server for what it remembers. The number of owners decides nothing."""
     store.refresh()
     _ = store.budgets

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from langchain_core.language_models import BaseLanguageModel
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from sqlalchemy.engine import URL
 
 from langchain_dpicl import sql
 from langchain_dpicl.errors import InvalidParameter
@@ -21,7 +22,7 @@ from langchain_dpicl.store.records import RecordKeys
 from langchain_dpicl.store.tables import check_name
 
 if TYPE_CHECKING:
-    from langchain_dpicl.store.maintenance import LiveStore
+    from langchain_dpicl.store import ExemplarStore
 
 
 _ADDRESS = "postgresql://user@host/database"
@@ -49,9 +50,10 @@ def _collection(name: str) -> str:
 
 
 class StoreSection(Section):
-    """The private examples: a saved store (``file``), a collection on PostgreSQL (``url``), or a data file that is
-    embedded at every start; or ``data`` beside one of the others: then that keeps the embeddings, and is made equal to
-    the data file at every start."""
+    """The private examples: a store in a file of SQLite's (``file``), a collection on PostgreSQL (``url``), or a data
+    file (``data``), alone or beside one of the others. The store then keeps the embeddings, and is made equal to the
+    data file
+    at every start, by one worker. For ``data`` alone it is the file ``DATA.store`` beside it."""
 
     file: FilePath | None = None
     url: Annotated[str | None, AfterValidator(_postgresql)] = Field(None, repr=False)
@@ -84,39 +86,34 @@ class StoreSection(Section):
             if is_unused and (unused := sorted(self.model_fields_set.intersection(names))):
                 raise InvalidParameter(unused[0], "(not shown)", f"left out: {reason}")
 
-    def open(self, folder: Path, outputs: Mapping[str, Any]) -> LiveStore:
+    def open(self, folder: Path, outputs: Mapping[str, Any]) -> ExemplarStore:
         """Open it. ``outputs``: what the examples' are, for `check_file`."""
-        from langchain_dpicl import ExemplarStore, PostgresExemplarStore
         from langchain_dpicl.local import local_embeddings
         from langchain_dpicl.store.datacheck import check_file
         from langchain_dpicl.store.datafile import Reading
-        from langchain_dpicl.store.kept import kept_collection, store_of
+        from langchain_dpicl.store.kept import store_of
         from langchain_dpicl.store.notes import DataNotes
         from langchain_dpicl.store.records import too_long
+        from langchain_dpicl.store.store import ExemplarStore, address
 
-        model, keys = local_embeddings(), RecordKeys(self.input_key, self.output_key, self.owner_key)
-        file = None if self.file is None else folder / self.file
-        if self.data is None and self.url is not None:
-            asked: dict[str, Any] = {
-                key: value for key, value in keys._asdict().items() if key in self.model_fields_set
-            }
-            in_memory = self.vectors_in_memory
-            return PostgresExemplarStore.open(self.url, model, name=self.name, vectors_in_memory=in_memory, **asked)
+        model = local_embeddings()
+        keys = RecordKeys(self.input_key, self.output_key, self.owner_key)
+        about: dict[str, Any] = {"name": self.name, "vectors_in_memory": self.vectors_in_memory}
+        place: str | URL | None = self.url
+        if self.file is not None:
+            place = address(folder / self.file)
         if self.data is None:
-            assert file is not None
-            return ExemplarStore.load(file, model)
+            assert place is not None
+            asked = {key: value for key, value in keys._asdict().items() if key in self.model_fields_set}
+            return ExemplarStore.open(place, model, **about, **asked)
+        data = folder / self.data
         reading = Reading(self.delimiter, self.encoding, self.skip_bad)
         checks: dict[str, Any] = {**outputs, "too_long": partial(too_long, model)}
-        records = check_file(folder / self.data, keys, reading, **checks).usable(self.skip_bad, notes.log.warning)
-        kept = DataNotes.beside(folder / self.data, None if self.notes is None else folder / self.notes)
-        if self.url is not None:
-            store, followed = kept_collection(
-                self.url, self.name, records, model, keys, progress=False, vectors_in_memory=self.vectors_in_memory
-            )
-            notes.log.warning("%s: %s", self.name, followed.words)
-            store.keep_notes(*kept)
-            return store
-        return store_of(records, model, keys, file, kept, notes.log.warning, progress=False)
+        records = check_file(data, keys, reading, **checks).usable(self.skip_bad, notes.log.warning)
+        kept = DataNotes.beside(data, None if self.notes is None else folder / self.notes)
+        if place is None:
+            place = address(data.with_name(f"{data.name}.store"))
+        return store_of(records, model, keys, place, kept, notes.log.warning, **about)
 
 
 class HeadSection(Section):

@@ -17,6 +17,8 @@ _ESCAPED = 'with %40 for an "@" and %3F for a "?" in a user, a password or an op
 
 def _read(url: object) -> URL | None:
     """Read an address. None if it is none, or if a part of a password could be taken for another part of it."""
+    if isinstance(url, URL):
+        return url
     if not isinstance(url, str):
         return None
     before, _, after = url.partition("@")

@@ -4,8 +4,9 @@ Every transaction is begun explicitly. SQLite runs in WAL mode; writers take the
 and processes queue. PostgreSQL runs at READ COMMITTED, whatever the server's default: a guarded ``UPDATE`` waits for
 the row and looks at its guard again.
 
-Three kinds: ``charge`` is on the disk before it returns (SQLite: synchronous FULL; PostgreSQL: synchronous_commit on);
-``note`` is atomic and visible to all at once, but may reach the disk with the next charge; ``read`` writes nothing.
+Four kinds: ``charge`` is on the disk before it returns (SQLite: synchronous FULL; PostgreSQL: synchronous_commit on);
+``note`` is atomic and visible to all at once, but may reach the disk with the next charge; ``read`` writes nothing; a
+``moment`` writes nothing either, and all its statements see the same moment.
 
 A transaction that failed before its ``COMMIT`` was sent did not happen. It runs again if that can help: after a
 deadlock, a lost connection, on a server that restarts, on one that can only be read because another one has taken over.
@@ -43,11 +44,11 @@ from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeGuard, Ty
 from urllib.parse import quote
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
-from langchain_dpicl.errors import LedgerError, PrivacyWarning
+from langchain_dpicl.errors import DPICLError, LedgerError, PrivacyWarning
 from langchain_dpicl.sql import address, faults
 from langchain_dpicl.sql.faults import CommitLost, TryAgain
 from langchain_dpicl.sql.postgresql import postgresql_engine
@@ -55,7 +56,7 @@ from langchain_dpicl.sql.postgresql import postgresql_engine
 P = ParamSpec("P")
 T = TypeVar("T")
 D = TypeVar("D", bound="Database")
-Kind = Literal["charge", "note", "read"]
+Kind = Literal["charge", "note", "read", "moment"]
 
 NAME = "a string of 1 to 255 characters, none of them NUL or half of a surrogate pair"
 _BUSY_SECONDS = 60
@@ -63,8 +64,10 @@ _FIRST_LOOK = 0.0003
 _LAST_LOOK = 0.005
 _FORK_SECONDS = 10.0
 _FORKED = "the budget was opened before this process was forked: open it in the worker; nothing was charged"
+_READING = ("read", "moment")
 _SYNCHRONOUS = {"charge": "FULL", "note": "NORMAL"}  # of SQLite
-_SYNCHRONOUS_COMMIT = {"charge": "on", "note": "off", "read": "off"}  # of PostgreSQL
+_SYNCHRONOUS_COMMIT = {"charge": "on", "note": "off", "read": "off", "moment": "off"}  # of PostgreSQL
+_ISOLATION = {"moment": "REPEATABLE READ, READ ONLY"}  # of PostgreSQL
 _SQLITE_SAID_NO = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
 
 
@@ -81,13 +84,13 @@ def insert(connection: Connection, table: sa.Table, rows: Any) -> None:
         raise TryAgain from None
 
 
-def direct(connection: Connection, statement: str, *rows: Mapping[str, object]) -> Any:
+def direct(connection: Connection, statement: str, *rows: Mapping[str, object], **cursor_options: Any) -> Any:
     """Run a statement once for each row, by the driver itself, whose own errors it raises.
 
     For what must be quick: SQLAlchemy's own work on a statement takes longer than a fast disk's commit. Parameters
     are written ``:name``.
     """
-    cursor = connection.connection.cursor()
+    cursor = connection.connection.cursor(**cursor_options)
     text = statement if connection.dialect.name == "sqlite" else _for_psycopg(statement)
     if len(rows) == 1:
         cursor.execute(text, rows[0])
@@ -133,9 +136,14 @@ class OwnLock:
 
 
 class Database:
-    """An engine, and transactions on it. Every fault of the database is a `LedgerError` without private text."""
+    """An engine, and transactions on it. Every fault of the database is its ``error``, without private text."""
 
     noun = "ledger"
+    error: ClassVar[type[DPICLError]] = LedgerError
+    replaced: ClassVar[type[DPICLError]] = LedgerError  # the file is another one now
+    unharmed = "nothing was charged"
+    example = "sqlite:///budget.db"
+    may_fork: ClassVar[bool] = False  # True if a child of a fork may go on with it
     application_id = 0  # of SQLite's file
     advice = ""  # for one that was lost
     is_nested = False  # True if its transactions run within another database's
@@ -145,8 +153,8 @@ class Database:
     idle_seconds: ClassVar[float] = 30  # within a transaction; more than the silence of a witness
     retry_seconds: ClassVar[float] = 15  # from the first failure on
 
-    def __init__(self, url: str) -> None:
-        self.url = address.parse(url, self.noun.rpartition(" ")[2], "sqlite:///budget.db")
+    def __init__(self, url: str | URL) -> None:
+        self.url = address.parse(url, self.noun.rpartition(" ")[2], self.example)
         self.path = address.sqlite_path(self.url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.is_in_memory = self.is_sqlite and self.path is None  # it ends with this process
@@ -158,7 +166,8 @@ class Database:
         self._busy: list[None] = []  # one for each transaction that is open
         self._file: tuple[int, int] | None = None
         subject = f"the {self.noun} {self.shown!r}"
-        self._refusal: Callable[[str], LedgerError] = lambda fault: LedgerError(f"{subject} cannot be used: {fault}")
+        error = self.error
+        self._refusal: Callable[[str], DPICLError] = lambda fault: error(f"{subject} cannot be used: {fault}")
         self._engine = self._new_engine()
         self._driver: Any = self._engine.dialect.loaded_dbapi
         me = weakref.proxy(self)  # a ledger that nobody uses any more is left at once
@@ -169,23 +178,26 @@ class Database:
         if self.url.drivername == address.PSYCOPG:
             return postgresql_engine(self.url, self._refusal, self.answer_seconds, **self.options)
         if self.url.drivername not in ("sqlite", "sqlite+pysqlite"):
-            raise LedgerError(
+            raise self.error(
                 f"a {self.noun} is on sqlite:///FILE or postgresql+psycopg://..., not on {self.url.drivername!r}"
             )
         if self.path is None:
-            warnings.warn(
-                "this ledger lives in memory: what was spent is forgotten when the process ends",
-                PrivacyWarning,
-                stacklevel=7,
-            )
+            self._warn_of_memory()
             return sa.create_engine(self.url, connect_args={"check_same_thread": False}, poolclass=StaticPool)
         url = self.url
         if (url.database or "").startswith("file:"):
             url = url.set(database=f"file:{quote(self.path)}")
         return sa.create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
 
+    def _warn_of_memory(self) -> None:
+        warnings.warn(
+            "this ledger lives in memory: what was spent is forgotten when the process ends",
+            PrivacyWarning,
+            stacklevel=8,
+        )
+
     def _on_connect(self, connection: Any, record: Any) -> None:
-        """Prepare a new connection to SQLite. `LedgerError` if the file is another program's."""
+        """Prepare a new connection to SQLite. Raises its ``error`` if the file is another program's."""
         if not self.is_sqlite:
             return
         connection.isolation_level = None  # transactions are begun explicitly
@@ -196,7 +208,7 @@ class Database:
             .fetchone()
         )
         if (tables or application) and application != self.application_id:
-            raise LedgerError(f"{self.url.database!r} is a database, but not a {self.noun}; it was left as it is")
+            raise self.error(f"{self.url.database!r} is a database, but not a {self.noun}; it was left as it is")
         _when_free(connection, "PRAGMA journal_mode=WAL")  # for which SQLite itself does not wait
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA secure_delete=ON")  # whatever SQLite was built with: a mark that went is gone
@@ -252,9 +264,22 @@ class Database:
             pause = min(2 * pause, 0.5)
 
     @contextlib.contextmanager
+    def moment(self) -> Iterator[Connection]:
+        """One moment of the database, to read from while the ``with`` block lasts. Raises its ``error``."""
+        self._check()
+        fault = ""
+        try:
+            with self._transaction("moment") as connection:
+                yield connection
+        except (SQLAlchemyError, self._driver.Error, CommitLost, TryAgain) as error:
+            fault = faults.reason(error)
+        if fault:
+            raise self._refusal(fault)
+
+    @contextlib.contextmanager
     def _transaction(self, kind: Kind) -> Iterator[Connection]:
         """One try of a transaction, which ends with its COMMIT."""
-        turn = self._writers if kind != "read" or self.path is None else contextlib.nullcontext()
+        turn = self._writers if kind not in _READING or self.path is None else contextlib.nullcontext()
         self._enter()
         try:
             with turn, self._engine.connect() as connection:
@@ -297,25 +322,25 @@ class Database:
         driver: Any = connection.connection.driver_connection
         if not self.is_sqlite:
             driver.execute(
-                "BEGIN ISOLATION LEVEL READ COMMITTED; "  # one message to the server
+                f"BEGIN ISOLATION LEVEL {_ISOLATION.get(kind, 'READ COMMITTED')}; "  # one message to the server
                 f"SET LOCAL synchronous_commit TO {_SYNCHRONOUS_COMMIT[kind]}; "
                 f"SET LOCAL lock_timeout TO '{self.lock_seconds}s'; "
                 f"SET LOCAL idle_in_transaction_session_timeout TO '{self.idle_seconds}s'"
             )
             return
-        if kind != "read" and connection.info.get("synchronous") != kind:
+        if kind not in _READING and connection.info.get("synchronous") != kind:
             driver.execute(f"PRAGMA synchronous={_SYNCHRONOUS[kind]}")
             connection.info["synchronous"] = kind
-        _when_free(driver, "BEGIN" if kind == "read" else "BEGIN IMMEDIATE")
+        _when_free(driver, "BEGIN" if kind in _READING else "BEGIN IMMEDIATE")
         if self.path is None:
             return
         found = place_of(self.path)
         self._file = self._file or found
         log = connection.info.get("log")
         if found is None or found != self._file or (log is not None and place_of(log[0]) != log[1]):
-            raise LedgerError(
-                f"the {self.noun} {self.shown!r} was deleted or replaced since this process opened it: nothing was "
-                f"charged; {self.advice}"
+            raise self.replaced(
+                f"the {self.noun} {self.shown!r} was deleted or replaced since this process opened it: "
+                f"{self.unharmed}; {self.advice}"
             )
 
     def _drop_if_ended(self, connection: Connection, error: BaseException) -> None:
@@ -333,24 +358,35 @@ class Database:
         `LedgerError` if the connections are its parent's.
         """
         if self._process != (os.getpid(), _forks_behind):
-            raise LedgerError(_FORKED)
+            raise self.error(_FORKED)
         with self._gate:
             self._busy.append(None)
 
-    def write_through(self) -> None:
-        """Move the contents of SQLite's log into the file itself, if nobody reads: a copy of the file then has it."""
+    def write_through(self) -> bool:
+        """Move the contents of SQLite's log into the file itself: a copy of the file then has it, and the log is empty.
+
+        False if somebody reads. Then it is left for later.
+        """
         if not self.is_sqlite:
-            return
+            return True
         self._enter()
         try:
             with contextlib.suppress(SQLAlchemyError, sqlite3.Error), self._writers:
                 pooled = self._engine.raw_connection()
                 try:
-                    pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                    was_busy, *_ = pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                    return not was_busy
                 finally:
                     pooled.close()
+            return False
         finally:
             self._busy.pop()
+
+    def start_anew(self) -> None:
+        """Go on in the child of a fork, which leaves its parent's connections alone. What is in memory is its own."""
+        self._process = _this_process()
+        if not self.is_in_memory:
+            self._engine.dispose(close=False)
 
     @property
     def inherited(self) -> bool:
@@ -420,14 +456,16 @@ def _this_process() -> tuple[int, int]:
 def _before_fork() -> None:
     _forks.acquire()
     # Ledgers before witnesses, which a transaction on a ledger may still need.
-    files = [each for each in _open_databases if each.is_sqlite and each.path is not None and not each.inherited]
-    _forking[:] = sorted(files, key=lambda database: database.is_nested)
+    waiting = [each for each in _open_databases if each.is_sqlite and not each.inherited]
+    waiting = [each for each in waiting if each.path is not None or each.may_fork]
+    _forking[:] = sorted(waiting, key=lambda database: database.is_nested)
     for database in _forking:
         database._gate.acquire()  # nobody uses a connection from now on
         deadline = time.monotonic() + _FORK_SECONDS
         while database._busy and time.monotonic() < deadline:  # after that the child is refused: nothing is lost
             time.sleep(0.0005)
-        database._engine.dispose()
+        if database.path is not None:
+            database._engine.dispose()
 
 
 def _after_fork() -> None:
@@ -440,7 +478,10 @@ def _after_fork_in_child() -> None:
     global _forks_behind
     _forks_behind += 1
     for database in list(_open_databases):
-        database.close()  # its connections are the parent's, and stay
+        if database.may_fork:
+            database.start_anew()
+        else:
+            database.close()  # its connections are the parent's, and stay
     _after_fork()
 
 

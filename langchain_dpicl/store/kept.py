@@ -1,25 +1,25 @@
-"""A store's file, or a collection on PostgreSQL, that keeps the embeddings of a data file, and follows it.
+"""A store that keeps the embeddings of a data file, and follows it.
 
 The data file is the source. Before each use the store is made equal to it: what is new or changed there is added, what
-is gone there goes, in one change of the store (`LiveStore`: not a forgetting, so owners keep the tickets that they have
-left, and the ledgers their marks). A text that the store holds is not embedded again. What does not come back is an
-owner who was forgotten (`PrivateStore.forget`, ``dpicl forget``) and is still in the data file.
+is gone there goes, in one change of the store (not a forgetting, so owners keep the tickets that they have left, and
+the ledgers their marks). A text that the store holds is not embedded again, and one process at a time follows: the
+others find the work done. What does not come back is an owner who was forgotten (`ExemplarStore.forget`, ``dpicl
+forget``) and is still in the data file.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from sqlalchemy.engine import URL
 
-from langchain_dpicl.errors import InvalidParameter, StoreError
+from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.store.base import Arrival
-from langchain_dpicl.store.maintenance import LiveStore, some
+from langchain_dpicl.store.maintenance import some
 from langchain_dpicl.store.notes import DataNotes
 from langchain_dpicl.store.records import (
     Batch,
@@ -31,12 +31,10 @@ from langchain_dpicl.store.records import (
     unpack,
 )
 from langchain_dpicl.store.sources import is_number
-from langchain_dpicl.store.store import ExemplarStore
+from langchain_dpicl.store.store import ExemplarStore, address
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
-
-    from langchain_dpicl.store.postgres import PostgresExemplarStore
 
 _ALIKE = 0.999
 """The least cosine of two embeddings of one text by one model: a remote one may differ in its last digits."""
@@ -71,83 +69,71 @@ def store_of(
     records: Sequence[Mapping[str, Any]],
     embeddings: Embeddings,
     keys: RecordKeys,
-    path: str | os.PathLike[str] | None,
+    url: str | os.PathLike[str] | URL | None,
     notes: Sequence[DataNotes],
     say: Callable[[str], object],
     *,
-    progress: bool,
+    name: str = "exemplars",
+    progress: bool = False,
+    vectors_in_memory: bool = True,
 ) -> ExemplarStore:
-    """A store of a data file's records in memory, or if there is a ``path``, the one that this file keeps
-    (`kept_store`). It remembers budgets in the data file's ``notes``. Says what was embedded, came or went."""
-    if path is None:
+    """A store of a data file's records in memory, or if there is a ``url``, the one that stands there (`kept_store`).
+
+    It remembers budgets in the data file's ``notes``. Says what was embedded, came or went.
+    """
+    if url is None:
         store = ExemplarStore.from_records(records, embeddings, **keys._asdict(), progress=progress)
     else:
-        store, followed = kept_store(path, records, embeddings, notes, **keys._asdict(), progress=progress)
-        say(f"{Path(path).name}: {followed.words}")
+        about: dict[str, Any] = {"name": name, "vectors_in_memory": vectors_in_memory, "progress": progress}
+        store, followed = kept_store(url, records, embeddings, notes, **keys._asdict(), **about)
+        say(f"{_place_of(store)}: {followed.words}")
     store.keep_notes(*notes)
     return store
 
 
 def kept_store(
-    path: str | os.PathLike[str],
+    url: str | os.PathLike[str] | URL,
     records: Sequence[Mapping[str, Any]],
     embeddings: Embeddings,
     notes: Sequence[DataNotes] = (),
     *,
+    name: str = "exemplars",
     input_key: str = "input",
     output_key: str | None = "output",
     owner_key: str | None = None,
     progress: bool = False,
+    vectors_in_memory: bool = True,
 ) -> tuple[ExemplarStore, Followed]:
-    """The store of these records, which a file keeps from now on; or that file's, made equal to these records.
+    """The store at an address, or in a file of SQLite's, made equal to these records. It is made if there is none.
 
     A new one takes its key from the data file's ``notes``, so that ledgers know its owners again.
 
-    The records are all of the store: those that it lacks come, others go. Raises `InvalidRecords`; `StoreFileError` for
-    a file that is no store; `InvalidParameter` (``store``) for a store of other keys or another embedding model, one
+    The records are all of the store: those that it lacks come, others go. Raises `InvalidRecords`; `StoreError` if the
+    database cannot be used; `InvalidParameter` (``store``) for a store of other keys or another embedding model, one
     that took documents over from a collection, and one of which more than half would go, which is another data file's.
     """
     keys = RecordKeys(input_key, output_key, owner_key)
-    if not Path(path).expanduser().exists():
-        store = ExemplarStore.from_records(records, embeddings, **keys._asdict(), progress=progress)
-        if known := [key for each in notes if (key := each.key(make=False)) is not None]:
-            store._held.state = replace(store._held.state, key=known[0].hex())
-        store.save(path)
-        return store, Followed(len(store), 0, len(store), 0)
     batch = check_records(records, keys, None, may_be_empty=False)
-    store = ExemplarStore.load(path, embeddings)
-    return store, _made_equal(store, keys, batch, str(path), progress)
-
-
-def kept_collection(
-    url: str,
-    name: str,
-    records: Sequence[Mapping[str, Any]],
-    embeddings: Embeddings,
-    keys: RecordKeys,
-    *,
-    progress: bool = False,
-    vectors_in_memory: bool = True,
-) -> tuple[PostgresExemplarStore, Followed]:
-    """The same for a collection on PostgreSQL, which is made if there is none. Raises `StoreError` if the database
-    cannot be used, or the collection has other keys."""
-    from langchain_dpicl.store.postgres import PostgresExemplarStore
-
-    batch = check_records(records, keys, None, may_be_empty=False)
-    store = None
-    about: Any = {"name": name, "vectors_in_memory": vectors_in_memory}
-    with contextlib.suppress(StoreError):  # it has content; whatever else is wrong, `open` says so
-        store = PostgresExemplarStore.empty(embeddings, url, **about, **keys._asdict())
-    store = store or PostgresExemplarStore.open(url, embeddings, **about)
+    about: dict[str, Any] = {"name": name, "vectors_in_memory": vectors_in_memory}
+    store = ExemplarStore(address(url), embeddings, **about, **keys._asdict())
     try:
-        store._prepare()
-        return store, _made_equal(store, keys, batch, name, progress)
+        with store._database.turn():
+            for key in filter(None, (each.key(make=False) for each in notes)):
+                store._take_key(key)
+                break
+            return store, _made_equal(store, keys, batch, _place_of(store), progress)
     except BaseException:
         store.close()
         raise
 
 
-def _made_equal(store: LiveStore, keys: RecordKeys, batch: Batch, place: str, progress: bool) -> Followed:
+def _place_of(store: ExemplarStore) -> str:
+    """Its file's name, or that of its collection."""
+    path = store._database.path
+    return store._collection.name if path is None else Path(path).name
+
+
+def _made_equal(store: ExemplarStore, keys: RecordKeys, batch: Batch, place: str, progress: bool) -> Followed:
     """Make a store equal to the records. Raises `InvalidParameter`."""
     own = RecordKeys(store.input_key, store.output_key, store.owner_key)
     if own != keys:
@@ -167,7 +153,7 @@ def _made_equal(store: LiveStore, keys: RecordKeys, batch: Batch, place: str, pr
     return total
 
 
-def _follow(store: LiveStore, batch: Batch, place: str, progress: bool, *, is_first: bool) -> Followed:
+def _follow(store: ExemplarStore, batch: Batch, place: str, progress: bool, *, is_first: bool) -> Followed:
     """One change that makes the store equal to the records, of which a forgotten owner's stay out."""
     with store.reading() as view:
         rows, _ = view.rows_of(view.numbers)
@@ -207,7 +193,7 @@ def _follow(store: LiveStore, batch: Batch, place: str, progress: bool, *, is_fi
         return Followed(0, 0, 0, left_out)
     texts = [batch.texts[i] for i in new]
     unknown = [text for text in texts if text not in known]
-    made = iter(embed(store.embeddings, unknown, progress) if unknown else ())
+    made = iter(embed(store.embeddings, unknown, progress, batch=store.batch) if unknown else ())
     matrix = [vectors[known[text]] if text in known else next(made) for text in texts]
     arrival = None
     if new:
@@ -216,11 +202,11 @@ def _follow(store: LiveStore, batch: Batch, place: str, progress: bool, *, is_fi
     return Followed(len(new), len(gone), len(unknown), left_out)
 
 
-def _check_model(store: LiveStore, known: Mapping[str, int], vectors: Vectors, place: str) -> None:
+def _check_model(store: ExemplarStore, known: Mapping[str, int], vectors: Vectors, place: str) -> None:
     """Embed one of the store's texts again. `InvalidParameter` if another model made its vector."""
     text = next((text for text in known if text.strip()), None)
     if text is None:
         return
-    again, own = embed(store.embeddings, [text], False)[0], vectors[known[text]]
+    again, own = embed(store.embeddings, [text])[0], vectors[known[text]]
     if again.shape != own.shape or float(again @ own) < _ALIKE * float(own @ own):
         raise InvalidParameter("store", place, "a store of this embedding model: another one made its vectors")

@@ -3,8 +3,8 @@
 All of this is the trusted side. Nothing that it answers is a release, and no chain that is given to an ensemble may
 reach it: it is one of the `PrivateRecords`.
 
-**A change is not a forgetting.** A document that is deleted or replaced is gone as after `forget`: it is overwritten in
-memory and in the store's files, or deleted from the database, and other processes follow. But ledgers keep the marks of
+**A change is not a forgetting.** A document that is deleted or replaced is gone as after `forget`, and other processes
+follow. But ledgers keep the marks of
 its owner. So an owner whose documents change, or leave and come again, goes on with the tickets that it has left, and a
 loader that loses a source for a day refills nothing. Use `forget` for an owner who is to be forgotten: while the store
 holds a record of it, that removes its marks too.
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 import uuid
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,7 +33,7 @@ from langchain_dpicl.errors import (
     UnsafeConfigurationError,
 )
 from langchain_dpicl.private import PrivateRecords
-from langchain_dpicl.store.base import Arrival, Held, Numbers, PrivateStore, StoreView
+from langchain_dpicl.store.base import Arrival, Held, Numbers
 from langchain_dpicl.store.records import (
     Batch,
     RecordKeys,
@@ -51,103 +50,55 @@ from langchain_dpicl.store.sources import contents_of, is_number, refuse_numbers
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
-    from langchain_core.indexing import IndexingResult, RecordManager
+    from langchain_core.indexing import IndexingResult
 
-_KEYS = 500  # of a record manager, in one statement
+    from langchain_dpicl.store.store import ExemplarStore
+    from langchain_dpicl.store.view import StoreView
 
 
-class LiveStore(PrivateStore):
-    """A store whose single documents can be added, replaced and removed, by their ids."""
-
-    @abstractmethod
-    def _change(self, arrival: Arrival | None, gone: Sequence[str]) -> None:
-        """Remove these documents and those that are replaced, and add the arrivals: in one step, in the files too.
-
-        An owner who has a document before and after stays. An owner without a name goes with the exemplar that it is.
-        """
-
-    def _prepare(self) -> None:
-        """Make room for documents' ids, if the store was made by a version that had none."""
-
-    @abstractmethod
-    def _forgotten(self) -> Callable[[bytes, bool], bool]:
-        """Return the test of a forgotten owner: a function of its key and True, or of its exemplar's content and False.
-
-        As of now: ask after the reading whose owners it is about.
-        """
-
-    def maintenance(self, record_manager: RecordManager | None = None) -> StoreMaintenance:
-        """This store as a LangChain vector store for whoever keeps it up to date. Private: see `StoreMaintenance`.
-
-        With the ``record_manager`` of LangChain's indexing API, every later `forget` of this object deletes the
-        owner's documents' keys there, too, before the owner goes: if that fails, nobody is forgotten. Remove them at
-        their source as well: `index` adds what it finds there.
-        """
-        self._prepare()
-        if record_manager is not None and not any(each is record_manager for each in self._record_managers):
-            self._record_managers.append(record_manager)
-        return StoreMaintenance(self)
-
-    def _delete_keys(self, documents: Sequence[str]) -> None:
-        """Before an owner with these documents goes. `StoreError`; once it is gone nobody knows which they were."""
-        for manager in self._record_managers:
-            for start in range(0, len(documents), _KEYS):
-                _, fault = attempt(manager.delete_keys, documents[start : start + _KEYS])
-                if fault:
-                    raise StoreError(f"the record manager fails ({fault}): nobody was forgotten; call it again")
-
-    def sync_from(self, vectorstore: VectorStore) -> IndexingResult:
-        """Follow a collection: add what is new in it, replace what has changed, remove what is gone, in one step.
-
-        For the kinds that `ExemplarStore.from_vectorstore` takes. Texts, metadata, ids and vectors are copied, and
-        nothing is embedded; the metadata holds the owner and the output under this store's keys. Documents are compared
-        by id. Those that came without an id, by `add` or `from_records`, stay; all others are taken for earlier copies
-        of the collection, so follow one collection only. Answers how many were added, replaced, left and removed.
-        Raises `StoreError` for a collection that cannot be read or is empty, `InvalidRecords`.
-        """
-        documents, vectors = contents_of(vectorstore)
-        if not documents:
-            raise StoreError("the collection is empty: nothing was changed; to empty the store, delete its documents")
-        self._prepare()
-        batch = self._checked(documents)
-        matrix = batch.embed(self.embeddings, vectors, self.dimension, False)
-        wanted = [str(document.id) for document in documents]
-        with self.reading() as view:
-            rows, _ = view.rows_of(view.numbers)
-            records, there = view.records(rows), view.vectors(rows)
-        stand = {each.document: i for i, each in enumerate(records)}
-        new = [i for i, document in enumerate(wanted) if document not in stand]
-        changed = [
-            i
-            for i, document in enumerate(wanted)
-            if (at := stand.get(document)) is not None
-            and (
-                records[at].content != batch.contents[i]
-                or (batch.owners is not None and records[at].owner != batch.owners[i])
-                or not np.array_equal(there[at], matrix[i])
-            )
-        ]
-        present = set(wanted)
-        gone = [each for each in stand if each not in present and not is_number(each)]
-        chosen = sorted([*new, *changed])
-        if chosen or gone:
-            arrival = None
-            if chosen:
-                arrival = Arrival(some(batch, chosen), matrix[chosen], [wanted[i] for i in chosen])
-            self._change(arrival, gone)
-        return {
-            "num_added": len(new),
-            "num_updated": len(changed),
-            "num_skipped": len(wanted) - len(chosen),
-            "num_deleted": len(gone),
-        }
-
-    def _checked(self, documents: Iterable[Document]) -> Batch:
-        return check_records(
-            records_of(documents, self.input_key),
-            RecordKeys(self.input_key, self.output_key, self.owner_key),
-            None,
+def follow_collection(store: ExemplarStore, vectorstore: VectorStore) -> IndexingResult:
+    """`ExemplarStore.sync_from`."""
+    documents, vectors = contents_of(vectorstore)
+    if not documents:
+        raise StoreError("the collection is empty: nothing was changed; to empty the store, delete its documents")
+    batch = checked(store, documents)
+    matrix = batch.embed(store.embeddings, vectors, store.dimension)
+    wanted = [str(document.id) for document in documents]
+    with store.reading() as view:
+        rows, _ = view.rows_of(view.numbers)
+        records, there = view.records(rows), view.vectors(rows)
+    stand = {each.document: i for i, each in enumerate(records)}
+    new = [i for i, document in enumerate(wanted) if document not in stand]
+    changed = [
+        i
+        for i, document in enumerate(wanted)
+        if (at := stand.get(document)) is not None
+        and (
+            records[at].content != batch.contents[i]
+            or (batch.owners is not None and records[at].owner != batch.owners[i])
+            or not np.array_equal(there[at], matrix[i])
         )
+    ]
+    present = set(wanted)
+    gone = [each for each in stand if each not in present and not is_number(each)]
+    chosen = sorted([*new, *changed])
+    if chosen or gone:
+        arrival = None
+        if chosen:
+            arrival = Arrival(some(batch, chosen), matrix[chosen], [wanted[i] for i in chosen])
+        store._change(arrival, gone)
+    return {
+        "num_added": len(new),
+        "num_updated": len(changed),
+        "num_skipped": len(wanted) - len(chosen),
+        "num_deleted": len(gone),
+    }
+
+
+def checked(store: ExemplarStore, documents: Iterable[Document]) -> Batch:
+    """Documents, checked and packed under the store's keys. Raises `InvalidRecords`."""
+    keys = RecordKeys(store.input_key, store.output_key, store.owner_key)
+    return check_records(records_of(documents, store.input_key), keys, None)
 
 
 def some(batch: Batch, chosen: Sequence[int]) -> Batch:
@@ -160,9 +111,8 @@ class StoreMaintenance(VectorStore, PrivateRecords):
     """A store as a LangChain vector store, for the trusted side: what loaders and the indexing API write to.
 
     Its documents have the store's input as their text, and the rest of a record, the owner included, as their metadata.
-    A record that came without an id has ``#`` and its number. Every change is in the store's files when a method
-    returns (`ExemplarStore.save` makes the first), or committed in the database: all of it, or nothing. A change of a
-    store with files writes them whole, so give it many documents at a time (``index(..., batch_size=10_000)``).
+    A record that came without an id has ``#`` and its number. Every change is committed in the database when a method
+    returns: all of it, or nothing. A change costs its own documents.
 
     Searches read all records and are exact, by cosine. They are not differentially private: show nothing of them to
     somebody who may not see the records, and give no member this object, its retriever or its tools.
@@ -171,7 +121,7 @@ class StoreMaintenance(VectorStore, PrivateRecords):
     `StoreError` if the model, a file or the database fails.
     """
 
-    def __init__(self, store: LiveStore) -> None:
+    def __init__(self, store: ExemplarStore) -> None:
         self._store = store
 
     @property
@@ -198,7 +148,7 @@ class StoreMaintenance(VectorStore, PrivateRecords):
                 own.append(plain(getattr(document, "id", None)))
                 yield document
 
-        batch = self._store._checked(noted())
+        batch = checked(self._store, noted())
         chosen = own if given is None else list(read_each(given, "id"))
         if len(chosen) != len(batch.texts):
             raise InvalidRecords(f"ids has {len(chosen)} entries for {len(batch.texts)} documents")
@@ -210,7 +160,7 @@ class StoreMaintenance(VectorStore, PrivateRecords):
             refuse_numbers(ids, {each.id for each in self.get_by_ids(numbers)})
         if last := sorted({each: i for i, each in enumerate(ids)}.values()):
             batch = some(batch, last)
-            matrix = batch.embed(self._store.embeddings, None, self._store.dimension, False)
+            matrix = batch.embed(self._store.embeddings, None, self._store.dimension, batch=self._store.batch)
             self._store._change(Arrival(batch, matrix, [ids[i] for i in last]), ())
         return ids
 

@@ -110,11 +110,13 @@ class Batch:
         embeddings: Embeddings,
         vectors: Vectors | None,
         dimension: int | None,
-        progress: bool,
+        *,
+        progress: bool = False,
+        batch: bool = False,
     ) -> Vectors:
         """The texts' embeddings, or these vectors in their place: rows of float32 of norm 1."""
         if vectors is None:
-            matrix = embed(embeddings, self.texts, progress)
+            matrix = embed(embeddings, self.texts, progress, batch=batch)
         else:
             matrix = as_matrix(vectors, len(self.texts))
         if dimension is not None and matrix.shape[1] != dimension:
@@ -382,19 +384,25 @@ def read_each(given: Iterable[Any], what: str, read: Callable[[Any], Any] = plai
 # -- their vectors, and those of queries -------------------------------------------------------------------------------
 
 
-def embed(embeddings: Embeddings, texts: Sequence[str], progress: bool) -> Vectors:
-    """Embeddings of the texts, in batches: rows of norm 1. Raises `StoreError` if the model fails."""
+def embed(embeddings: Embeddings, texts: Sequence[str], progress: bool = False, *, batch: bool = True) -> Vectors:
+    """Embeddings of the texts: rows of norm 1. Raises `StoreError` if the model fails.
+
+    Private texts go to the model one by one, unless their owner chose otherwise: in a ``batch`` one text may move the
+    last bits of another's vector.
+    """
     from tqdm import tqdm
 
     parts: list[Vectors] = []
-    starts = range(0, len(texts), _EMBED_BATCH)
-    for start in tqdm(
+    size = _EMBED_BATCH if batch else 1
+    starts = range(0, len(texts), size)
+    bar = tqdm(
         starts,
         desc="embedding",
-        unit="batch",
-        disable=None if progress and len(starts) > 1 else True,
-    ):
-        chunk = list(texts[start : start + _EMBED_BATCH])
+        unit="batch" if batch else "text",
+        disable=None if progress and len(texts) > _EMBED_BATCH else True,
+    )
+    for start in bar:
+        chunk = list(texts[start : start + size])
         answer, fault = attempt(embeddings.embed_documents, chunk)
         if fault:
             raise StoreError(f"the embedding model failed ({fault}); nothing was added")

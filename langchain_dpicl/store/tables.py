@@ -1,10 +1,14 @@
-"""A collection on PostgreSQL: its tables, and the changes to them.
+"""A store's tables, on SQLite and PostgreSQL alike, and the changes to them.
 
-A row in ``dpicl_collections`` and three tables of its own. Names, texts and their hashes are bytes: no encoding or
-collation makes two owners equal. They are kept out of the planner's statistics, which are copies that forgetting would
-not reach.
+A row in ``dpicl_collections`` and three tables of its own: owners, exemplars, and the exemplars that went. Names, texts
+and documents' ids are bytes: no encoding or collation makes two owners equal. PostgreSQL keeps them out of the
+planner's statistics, which are copies that forgetting would not reach.
 
-A change holds the collection's row until it is committed. So changes follow one another, counters have no gaps, and an
+**The log.** Every change has a number, the next `entry` of its collection. An exemplar has that of the change in which
+it came, and one that went leaves its id beside that of the change in which it went. So whoever knows an entry finds in
+the tables what came and went since, and nothing else.
+
+A change holds the collection's row until it is committed. So changes follow one another, entries have no gaps, and an
 owner has one number whatever process adds to it. Readers wait for nobody.
 """
 
@@ -17,56 +21,111 @@ import secrets
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from sqlalchemy.engine import Connection
 
-from langchain_dpicl.errors import (
-    InvalidParameter,
-    InvalidRecords,
-    StoreError,
-    UnknownOwner,
-)
-from langchain_dpicl.store.base import Arrival, Numbers, owner_mark
+from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnknownOwner
+from langchain_dpicl.sql import direct
+from langchain_dpicl.store.base import Arrival, Identity, Numbers, owner_mark
+from langchain_dpicl.store.database import APPLICATION, MANY, among, fetch, fetch_among, given
 from langchain_dpicl.store.notes import OpenedBudget, merged
-from langchain_dpicl.store.records import (
-    NOT_UNIQUE,
-    Batch,
-    RecordKeys,
-    Vectors,
-    decoded,
-    encoded,
-)
-
-if TYPE_CHECKING:
-    from langchain_dpicl.store.sql import Connection
+from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys, Vectors, decoded, encoded
 
 MOST_DIMENSIONS = 16_000  # of pgvector's type ``vector``
-_MAKING = 0x6470_6963_6C  # the advisory lock under which collections are made
+KEY = 32
+"""Bytes of a key of owners' marks."""
+
+_MAKING = 0x6470_6963_6C  # PostgreSQL's advisory lock under which collections are made
 _BESIDE_THE_TEXT = 1900
-"""Dimensions up to which a vector lies in its row. Elsewhere each would be looked up in an index of its own, one by
-one, whenever a query goes over all of them."""
+"""Dimensions up to which a vector lies in its row, on PostgreSQL. Elsewhere each would be looked up in an index of its
+own, one by one, whenever a query goes over all of them."""
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+_NUMBER = re.compile(r"#(0|[1-9][0-9]{0,17})")
+
+_TYPES = {
+    "sqlite": {"number": "integer", "bytes": "blob", "real": "real", "vector": "blob"},
+    "postgresql": {"number": "bigint", "bytes": "bytea", "real": "double precision"},
+}
+_SHARED = (
+    """CREATE TABLE IF NOT EXISTS dpicl_collections (name text PRIMARY KEY, identity text NOT NULL,
+        dimension integer NOT NULL, keys text NOT NULL, owner_key {bytes} NOT NULL, forgotten_key {bytes} NOT NULL,
+        entry {number} NOT NULL DEFAULT 0, next_id {number} NOT NULL DEFAULT 0,
+        next_number {number} NOT NULL DEFAULT 0)""",
+    """CREATE TABLE IF NOT EXISTS dpicl_opened_budgets (collection text NOT NULL REFERENCES dpicl_collections,
+        ledger text NOT NULL, url text NOT NULL, name text NOT NULL, epsilon {real}, delta {real},
+        PRIMARY KEY (collection, ledger, name))""",
+    """CREATE TABLE IF NOT EXISTS dpicl_released_once (collection text NOT NULL REFERENCES dpicl_collections,
+        release text NOT NULL, PRIMARY KEY (collection, release))""",
+    """CREATE TABLE IF NOT EXISTS dpicl_gone_owners (collection text NOT NULL REFERENCES dpicl_collections,
+        mark {bytes} NOT NULL, PRIMARY KEY (collection, mark))""",
+)
+_OWN = (
+    """CREATE TABLE {owners} (number {number} PRIMARY KEY, name {bytes} NOT NULL, name_hash text NOT NULL UNIQUE,
+        content_hash text)""",
+    "CREATE INDEX {owners}_content ON {owners} (content_hash)",
+    """CREATE TABLE {exemplars} (id {number} PRIMARY KEY, owner {number} NOT NULL REFERENCES {owners},
+        entry {number} NOT NULL, document {bytes}, document_hash text UNIQUE, content {bytes} NOT NULL,
+        embedding {vector} NOT NULL)""",
+    "CREATE INDEX {exemplars}_owner ON {exemplars} (owner, id)",
+    "CREATE INDEX {exemplars}_entry ON {exemplars} (entry, id)",
+    "CREATE TABLE {gone} (entry {number} NOT NULL, id {number} NOT NULL, PRIMARY KEY (entry, id))",
+)
+_UNSEEN = (  # by PostgreSQL's planner
+    """ALTER TABLE {owners} ALTER COLUMN name SET STATISTICS 0, ALTER COLUMN name_hash SET STATISTICS 0,
+        ALTER COLUMN content_hash SET STATISTICS 0""",
+    """ALTER TABLE {exemplars} ALTER COLUMN content SET STATISTICS 0, ALTER COLUMN document SET STATISTICS 0,
+        ALTER COLUMN document_hash SET STATISTICS 0, ALTER COLUMN embedding SET STATISTICS 0""",
+)
 
 
 class Collection:
     """A collection's name, its public settings and its tables.
 
-    ``extension`` is the schema in which pgvector is installed, quoted. ``forgets`` is how many changes were logged when
-    it was opened. ``forgotten`` is the log, for workers that keep something of an exemplar: ids that went, or came
-    although they were below the next id, without anything else.
+    Parameters
+    ----------
+    schema
+        PostgreSQL's schema with pgvector, quoted; None on SQLite.
     """
 
-    def __init__(self, name: str, dimension: int, keys: RecordKeys, extension: str, forgets: int = 0) -> None:
+    def __init__(self, name: str, identity: str, dimension: int, keys: RecordKeys, schema: str | None) -> None:
         self.name = name
+        self.identity = identity
         self.dimension = dimension
         self.keys = keys
-        self.extension = extension
-        self.forgets = forgets
+        self.schema = schema
         self.owners = f"dpicl_{name}_owners"
         self.exemplars = f"dpicl_{name}_exemplars"
-        self.forgotten = f"dpicl_{name}_forgotten"
+        self.gone = f"dpicl_{name}_gone"
+        self.embedding = f"{schema}.vector_send(embedding)"
+        """The vector in a query, for `unpacked`."""
+        if schema is None:
+            self.embedding = "embedding"
+
+    def packed(self, matrix: Vectors) -> Iterable[bytes]:
+        """Each vector as the database takes it: on PostgreSQL as pgvector receives it."""
+        if self.schema is None:
+            return (row.tobytes() for row in matrix.astype("<f4"))
+        head = struct.pack(">HH", matrix.shape[1], 0)
+        return (head + row.tobytes() for row in matrix.astype(">f4"))
+
+    def unpacked(self, vectors: Sequence[bytes]) -> Vectors:
+        """These vectors, as the database gave them."""
+        if self.schema is None:
+            found = np.frombuffer(b"".join(vectors), "<f4").reshape(-1, self.dimension)
+        else:
+            found = np.frombuffer(b"".join(vectors), ">f4").reshape(-1, self.dimension + 1)[:, 1:]
+        return found.astype(np.float32)
+
+
+class Moment(NamedTuple):
+    """The state of a collection: its latest change, and the number that its next owner gets."""
+
+    identity: str
+    entry: int
+    next_number: int
 
 
 def check_name(name: object) -> None:
@@ -75,289 +134,270 @@ def check_name(name: object) -> None:
         raise InvalidParameter("name", name, "up to 40 of a-z, 0-9 and _, the first one no digit")
 
 
+def hash_of(content: bytes) -> str:
+    """The hash by which a name, a content or a document's id is looked up."""
+    return hashlib.sha256(content).hexdigest()
+
+
+# -- collections -------------------------------------------------------------------------------------------------------
+
+
 def find(connection: Connection, name: str) -> Collection | None:
-    """The collection of this name, if there is one."""
-    row = None
-    if _exists(connection, "dpicl_collections"):
-        row = connection.execute(
-            "SELECT dimension, keys, forgets FROM dpicl_collections WHERE name = %s",
-            [name],
-        ).fetchone()
-    extension = _extension(connection)
-    if row is None or extension is None:
+    """The collection of this name, if there is one. `StoreError` for one of an earlier version."""
+    if not has_table(connection, "dpicl_collections"):
         return None
-    return Collection(name, int(row[0]), RecordKeys(*json.loads(row[1])), extension, int(row[2]))
+    if not has_table(connection, "dpicl_gone_owners"):
+        raise StoreError("an earlier version made the collections of this database: dpicl upgrade URL brings them up")
+    query = "SELECT identity, dimension, keys FROM dpicl_collections WHERE name = :name"
+    rows = fetch(connection, query, name=name)
+    if not rows:
+        return None
+    identity, dimension, keys = rows[0]
+    return Collection(name, identity, dimension, RecordKeys(*json.loads(keys)), _schema(connection))
 
 
 def check_free(connection: Connection, name: str) -> Collection | None:
     """An empty collection of this name, if there is one. Raises `StoreError` for one with content."""
     found = find(connection, name)
-    if found is not None and connection.execute(f"SELECT FROM {found.exemplars} LIMIT 1").fetchall():
+    if found is not None and fetch(connection, f"SELECT 1 FROM {found.exemplars} LIMIT 1"):
         raise StoreError(f"there is a collection {name!r} with content already: open it, or take another name")
     return found
 
 
-def make(
-    connection: Connection,
-    name: str,
-    dimension: int,
-    keys: RecordKeys,
-    batch: Batch,
-    matrix: Vectors,
-) -> Collection:
-    """Make a collection's tables, or take over those of an empty one that is alike, and fill them.
-
-    Raises `StoreError`.
-    """
-    connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
-    if _extension(connection) is None:
-        if not connection.execute("SELECT FROM pg_available_extensions WHERE name = 'vector'").fetchall():
-            raise StoreError("the server has no pgvector: install the extension there")
-        connection.execute("CREATE EXTENSION vector")
-    made = check_free(connection, name)
-    if made is None:
-        made = Collection(name, dimension, keys, _extension(connection) or "public")
-        owners, exemplars = made.owners, made.exemplars
-        # An owner without a name of its own is known by its exemplar's content, of which its row has a hash.
-        connection.execute(
-            f"""
-            CREATE TABLE IF NOT EXISTS dpicl_collections (name text PRIMARY KEY, dimension integer NOT NULL,
-                keys text NOT NULL, next_id bigint NOT NULL DEFAULT 0, next_number bigint NOT NULL DEFAULT 0,
-                forgets bigint NOT NULL DEFAULT 0);
-            CREATE TABLE {owners} (number bigint PRIMARY KEY, name bytea NOT NULL, digest bytea);
-            CREATE UNIQUE INDEX {owners}_name ON {owners} (sha256(name));
-            CREATE INDEX {owners}_digest ON {owners} (digest) WHERE digest IS NOT NULL;
-            CREATE TABLE {exemplars} (id bigint PRIMARY KEY, owner bigint NOT NULL REFERENCES {owners},
-                content bytea NOT NULL, embedding {made.extension}.vector({dimension}) NOT NULL);
-            CREATE INDEX {exemplars}_owner ON {exemplars} (owner, id);
-            CREATE TABLE {made.forgotten} (entry bigint PRIMARY KEY, ids bigint[] NOT NULL);
-            ALTER TABLE {owners} ALTER COLUMN name SET STATISTICS 0, ALTER COLUMN digest SET STATISTICS 0;
-            ALTER TABLE {exemplars} ALTER COLUMN content SET STATISTICS 0, ALTER COLUMN embedding SET STATISTICS 0;
-            ALTER INDEX {owners}_name ALTER COLUMN 1 SET STATISTICS 0;
-            """
-        )
-        add_documents(connection, made)
-        forgotten(connection, name)
-        if dimension <= _BESIDE_THE_TEXT:
-            connection.execute(f"ALTER TABLE {exemplars} ALTER COLUMN embedding SET STORAGE PLAIN")
-        connection.execute(
-            "INSERT INTO dpicl_collections (name, dimension, keys) VALUES (%s, %s, %s)",
-            [name, dimension, json.dumps(keys)],
-        )
-    elif (made.dimension, made.keys) != (dimension, keys):
-        raise StoreError(f"there is a collection {name!r} of another dimension or with other keys already")
-    insert(connection, made, batch, matrix)
+def make(connection: Connection, name: str, dimension: int, keys: RecordKeys) -> Collection:
+    """Make a collection, or take over an empty one that is alike. Raises `StoreError`."""
+    if dimension > MOST_DIMENSIONS:
+        raise InvalidRecords(f"embeddings have {dimension} dimensions, a store holds {MOST_DIMENSIONS}")
+    if connection.dialect.name == "postgresql":
+        direct(connection, "SELECT pg_advisory_xact_lock(:lock)", {"lock": _MAKING})
+    if (found := check_free(connection, name)) is not None:
+        if (found.dimension, found.keys) != (dimension, keys):
+            raise StoreError(f"there is a collection {name!r} of another dimension or with other keys already")
+        return found
+    made = Collection(name, secrets.token_hex(16), dimension, keys, _with_pgvector(connection))
+    define(connection, made)
+    row = {
+        "name": name,
+        "identity": made.identity,
+        "dimension": dimension,
+        "keys": json.dumps(keys),
+        "owner_key": secrets.token_bytes(KEY),
+        "forgotten_key": secrets.token_bytes(KEY),
+    }
+    columns = ", ".join(row)
+    direct(connection, f"INSERT INTO dpicl_collections ({columns}) VALUES (:{', :'.join(row)})", row)
     return made
 
 
-def add_documents(connection: Connection, collection: Collection) -> None:
-    """Make the column of exemplars' ids as documents, which collections of older versions lack."""
-    if not _has_documents(connection, collection):
-        exemplars = collection.exemplars
-        connection.execute(
-            f"""
-            ALTER TABLE {exemplars} ADD COLUMN IF NOT EXISTS document bytea;
-            ALTER TABLE {exemplars} ALTER COLUMN document SET STATISTICS 0;
-            CREATE UNIQUE INDEX IF NOT EXISTS {exemplars}_document ON {exemplars} (sha256(document))
-                WHERE document IS NOT NULL;
-            ALTER INDEX {exemplars}_document ALTER COLUMN 1 SET STATISTICS 0;
-            """
-        )
+def define(connection: Connection, made: Collection) -> None:
+    """Make the tables of a collection, and those that all share."""
+    is_sqlite = made.schema is None
+    names = {"owners": made.owners, "exemplars": made.exemplars, "gone": made.gone}
+    types = _TYPES[connection.dialect.name] | names
+    statements = [*_SHARED, *_OWN]
+    if is_sqlite:
+        statements.append(f"PRAGMA application_id={APPLICATION}")
+    else:
+        types["vector"] = f"{made.schema}.vector({made.dimension})"
+        statements += _UNSEEN
+        if made.dimension <= _BESIDE_THE_TEXT:
+            statements.append("ALTER TABLE {exemplars} ALTER COLUMN embedding SET STORAGE PLAIN")
+    for statement in statements:
+        direct(connection, statement.format(**types), {})
 
 
-def _has_documents(connection: Connection, collection: Collection) -> bool:
-    return _exists(connection, f"{collection.exemplars}_document")
+def has_table(connection: Connection, table: str) -> bool:
+    """True if there is this table, where the connection looks for it."""
+    if connection.dialect.name == "sqlite":
+        return bool(fetch(connection, "SELECT 1 FROM sqlite_master WHERE name = :table", table=table))
+    return fetch(connection, "SELECT to_regclass(:table)", table=table) != [(None,)]
+
+
+def _schema(connection: Connection) -> str | None:
+    """The schema of pgvector, quoted; None if there is none."""
+    if connection.dialect.name == "sqlite":
+        return None
+    query = "SELECT CAST(CAST(extnamespace AS regnamespace) AS text) FROM pg_extension WHERE extname = 'vector'"
+    rows = fetch(connection, query)
+    return str(rows[0][0]) if rows else None
+
+
+def _with_pgvector(connection: Connection) -> str | None:
+    """The schema of pgvector, which is made if it has to be; None on SQLite. Raises `StoreError`."""
+    if connection.dialect.name == "sqlite":
+        return None
+    if _schema(connection) is None:
+        if not fetch(connection, "SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"):
+            raise StoreError("the server has no pgvector: install the extension there")
+        direct(connection, "CREATE EXTENSION vector", {})
+    return _schema(connection)
+
+
+def moment_of(connection: Connection, collection: Collection) -> Moment:
+    """The collection as this transaction sees it. `StoreError` if it is gone."""
+    query = "SELECT identity, entry, next_number FROM dpicl_collections WHERE name = :name"
+    rows = fetch(connection, query, name=collection.name)
+    if not rows:
+        raise StoreError(f"there is no collection {collection.name!r} any more")
+    return Moment(*rows[0])
+
+
+def went_since(connection: Connection, collection: Collection, entry: int) -> Numbers:
+    """The ids of the exemplars that went after this entry."""
+    rows = fetch(connection, f"SELECT id FROM {collection.gone} WHERE entry > :entry ORDER BY entry, id", entry=entry)
+    return np.array([id for (id,) in rows], np.int64)
+
+
+# -- beside the records ------------------------------------------------------------------------------------------------
 
 
 def budgets(connection: Connection, name: str, new: Sequence[OpenedBudget] = ()) -> tuple[OpenedBudget, ...]:
     """The budgets that were opened on a collection, with these, which are written down."""
-    columns = (
-        "ledger text NOT NULL, url text NOT NULL, name text NOT NULL, epsilon double precision, "
-        "delta double precision, PRIMARY KEY (collection, ledger, name)"
-    )
-    known: list[OpenedBudget] = []
-    if _kept(connection, "dpicl_opened_budgets", columns, make=bool(new)):
-        found = connection.execute(
-            "SELECT ledger, url, name, epsilon, delta FROM dpicl_opened_budgets WHERE collection = %s "
-            "ORDER BY ledger, name",
-            [name],
-        )
-        known += [OpenedBudget(*row) for row in found.fetchall()]
-    if _exists(connection, "dpicl_budgets"):  # of an earlier version, which wrote down no promise
-        found = connection.execute(
-            "SELECT ledger, url, name FROM dpicl_budgets WHERE collection = %s ORDER BY ledger, name",
-            [name],
-        )
-        known = [*(OpenedBudget(*row) for row in found.fetchall()), *known]
+    query = "SELECT ledger, url, name, epsilon, delta FROM dpicl_opened_budgets WHERE collection = :collection"
+    rows = fetch(connection, f"{query} ORDER BY ledger, name", collection=name)
+    known = [OpenedBudget(*row) for row in rows]
     every = merged(known, new)
-    if new:
-        for budget in set(every) - set(known):
-            connection.execute(
-                "INSERT INTO dpicl_opened_budgets AS old VALUES (%s, %s, %s, %s, %s, %s) "
-                "ON CONFLICT (collection, ledger, name) DO UPDATE SET url = excluded.url, "
-                "epsilon = greatest(old.epsilon, excluded.epsilon), delta = greatest(old.delta, excluded.delta)",
-                [name, *astuple(budget)],
-            )
+    for budget in set(every) - set(known):
+        values = dict(zip(("ledger", "url", "name", "epsilon", "delta"), astuple(budget), strict=True))
+        direct(
+            connection,
+            "INSERT INTO dpicl_opened_budgets (collection, ledger, url, name, epsilon, delta) "
+            "VALUES (:collection, :ledger, :url, :name, :epsilon, :delta) "
+            "ON CONFLICT (collection, ledger, name) DO UPDATE "
+            "SET url = excluded.url, epsilon = excluded.epsilon, delta = excluded.delta",
+            {"collection": name, **values},
+        )
     return every
 
 
-def owner_key(connection: Connection, name: str, make: bool, offered: bytes | None) -> bytes | None:
-    """The key of a collection's marks in ledgers. If it has none: make it, of the ``offered`` one, or None."""
-    if not _kept(
-        connection,
-        "dpicl_owner_keys",
-        "key bytea NOT NULL, PRIMARY KEY (collection)",
-        make=make,
-    ):
-        return None
-    if make:
-        connection.execute(
-            "INSERT INTO dpicl_owner_keys VALUES (%s, %b) ON CONFLICT DO NOTHING",
-            [name, offered or secrets.token_bytes(32)],
-        )
-    found = connection.execute("SELECT key FROM dpicl_owner_keys WHERE collection = %s", [name]).fetchone()
-    return None if found is None else bytes(found[0])
+def owner_key(connection: Connection, name: str) -> bytes:
+    """The key of a collection's marks in ledgers."""
+    query = "SELECT owner_key FROM dpicl_collections WHERE name = :name"
+    return bytes(fetch(connection, query, name=name)[0][0])
+
+
+def take_owner_key(connection: Connection, name: str, key: bytes) -> None:
+    """Give a collection that never had an exemplar this key."""
+    statement = "UPDATE dpicl_collections SET owner_key = :key WHERE name = :name AND next_id = 0"
+    direct(connection, statement, {"name": name, "key": key})
 
 
 def releases(connection: Connection, name: str, new: str | None = None) -> tuple[str, ...]:
     """Return the releases that were made once of a collection, with a new one, which is written down."""
-    if not _kept(
-        connection,
-        "dpicl_released_once",
-        "release text NOT NULL, PRIMARY KEY (collection, release)",
-        make=new is not None,
-    ):
-        return ()
     if new is not None:
-        connection.execute(
-            "INSERT INTO dpicl_released_once VALUES (%s, %s) ON CONFLICT DO NOTHING",
-            [name, new],
-        )
-    query = "SELECT release FROM dpicl_released_once WHERE collection = %s ORDER BY release"
-    return tuple(str(release) for (release,) in connection.execute(query, [name]).fetchall())
+        statement = "INSERT INTO dpicl_released_once VALUES (:name, :release) ON CONFLICT DO NOTHING"
+        direct(connection, statement, {"name": name, "release": new})
+    query = "SELECT release FROM dpicl_released_once WHERE collection = :name ORDER BY release"
+    return tuple(str(release) for (release,) in fetch(connection, query, name=name))
 
 
-def forgotten(connection: Connection, name: str, *, make: bool = True) -> tuple[bytes, frozenset[bytes]]:
-    """The key of a collection's marks of forgotten owners, and the marks, which from now on are kept if ``make``."""
-    if not _kept(
-        connection,
-        "dpicl_forgotten_owners",
-        "key bytea NOT NULL, mark bytea NOT NULL, PRIMARY KEY (collection, mark)",
-        make=make,
-    ):
-        return b"", frozenset()
-    found = connection.execute(
-        "SELECT key, mark FROM dpicl_forgotten_owners WHERE collection = %s",
-        [name],
-    ).fetchall()
-    key = found[0][0] if found else secrets.token_bytes(32)
-    return key, frozenset(mark for _, mark in found)
+def forgotten(connection: Connection, name: str) -> tuple[bytes, frozenset[bytes]]:
+    """The key of a collection's marks of forgotten owners, and the marks."""
+    (key,) = fetch(connection, "SELECT forgotten_key FROM dpicl_collections WHERE name = :name", name=name)[0]
+    rows = fetch(connection, "SELECT mark FROM dpicl_gone_owners WHERE collection = :name", name=name)
+    return bytes(key), frozenset(bytes(mark) for (mark,) in rows)
 
 
-def _kept(connection: Connection, table: str, columns: str, *, make: bool) -> bool:
-    """Return whether there is this table about collections, which is made if it has to be."""
-    if _exists(connection, table):
-        return True
-    if make:
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
-        connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {table} (collection text NOT NULL REFERENCES dpicl_collections, {columns})"
-        )
-    return make
+# -- changes -----------------------------------------------------------------------------------------------------------
 
 
-def _exists(connection: Connection, table: str) -> bool:
-    return connection.execute("SELECT to_regclass(%s)", [table]).fetchall() != [(None,)]
+class _Counters(NamedTuple):
+    entry: int
+    next_id: int
+    next_number: int
 
 
-def _extension(connection: Connection) -> str | None:
-    """The schema of pgvector, quoted; None if the database does not have it."""
-    row = connection.execute(
-        "SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'vector'",
-    ).fetchone()
-    return None if row is None else str(row[0])
-
-
-def _hold(connection: Connection, collection: Collection) -> tuple[int, int, int]:
-    """Let nobody else change the collection until this transaction ends; its counters."""
-    row = connection.execute(
-        "SELECT next_id, next_number, forgets FROM dpicl_collections WHERE name = %s FOR UPDATE",
-        [collection.name],
-    ).fetchone()
-    if row is None:
+def _begin(connection: Connection, collection: Collection) -> _Counters:
+    """Let nobody else change the collection until this transaction ends; its counters, with a new entry."""
+    query = "SELECT entry + 1, next_id, next_number FROM dpicl_collections WHERE name = :name AND identity = :identity"
+    if collection.schema is not None:
+        query += " FOR UPDATE"
+    rows = fetch(connection, query, name=collection.name, identity=collection.identity)
+    if not rows:
         raise StoreError(f"there is no collection {collection.name!r} any more")
-    return int(row[0]), int(row[1]), int(row[2])
+    return _Counters(*rows[0])
 
 
-def insert(
+def _end(connection: Connection, collection: Collection, counters: _Counters) -> None:
+    direct(
+        connection,
+        "UPDATE dpicl_collections SET entry = :entry, next_id = :next_id, next_number = :next_number "
+        "WHERE name = :name",
+        {"name": collection.name, **counters._asdict()},
+    )
+
+
+def insert(connection: Connection, into: Collection, batch: Batch, matrix: Vectors) -> list[int]:
+    """Add exemplars with their owners, as one change; their ids."""
+    counters = _begin(connection, into)
+    ids, counters = _enter(connection, into, counters, batch, matrix, [""] * len(matrix))
+    _end(connection, into, counters)
+    return ids
+
+
+def _enter(
     connection: Connection,
     into: Collection,
+    counters: _Counters,
     batch: Batch,
     matrix: Vectors,
-    documents: Sequence[bytes] | None = None,
-) -> list[int]:
-    """Add exemplars with their owners, and with their ids as documents if given; their ids.
+    documents: Sequence[str],
+) -> tuple[list[int], _Counters]:
+    """Add exemplars with their owners and ids as documents, and return their ids and the counters after them.
 
-    An empty document is none. Raises `InvalidRecords` for an id that is there already.
+    Raises `InvalidRecords` for an id that is there already.
     """
-    next_id, next_number, logged = _hold(connection, into)
-    taken = f"SELECT FROM {into.exemplars} WHERE id = ANY(%s::bigint[]) LIMIT 1"
     ids = batch.ids
     if ids is None:
-        ids = np.arange(next_id, next_id + len(matrix))
-    elif connection.execute(taken, [as_array(ids)]).fetchall():
+        ids = np.arange(counters.next_id, counters.next_id + len(matrix))
+    elif any(fetch_among(connection, f"SELECT id FROM {into.exemplars} WHERE", "id", ids.tolist())):
         raise InvalidRecords(NOT_UNIQUE)
     names = batch.names(ids)
-    distinct = list(dict.fromkeys(names))
-    found = connection.execute(
-        "SELECT o.position, w.number FROM unnest(%b::bytea[]) WITH ORDINALITY AS o (name, position) "
-        f"JOIN {into.owners} w ON sha256(w.name) = sha256(o.name)",
-        [[encoded(name) for name in distinct]],
-    ).fetchall()
-    numbers: dict[str, int] = {distinct[position - 1]: number for position, number in found}
-    new = [name for name in distinct if name not in numbers]
-    numbers |= {name: next_number + i for i, name in enumerate(new)}
-    digests = {} if batch.owners else dict(zip(names, map(_digest_of, batch.contents), strict=True))
-    _copy(
+    hashes = {name: hash_of(encoded(name)) for name in dict.fromkeys(names)}
+    query = f"SELECT name_hash, number FROM {into.owners} WHERE"
+    known = dict(fetch_among(connection, query, "name_hash", list(hashes.values()), "text"))
+    new = [name for name, hash in hashes.items() if hash not in known]
+    known |= {hashes[name]: counters.next_number + i for i, name in enumerate(new)}
+    contents: dict[str, str] = {}
+    if batch.owners is None:
+        contents = {name: hash_of(content) for name, content in zip(names, batch.contents, strict=True)}
+    _insert(
         connection,
-        f"{into.owners} (number, name, digest)",
-        ["int8", "bytea", "bytea"],
-        ((numbers[name], encoded(name), digests.get(name)) for name in new),
+        f"{into.owners} (number, name, name_hash, content_hash)",
+        ("int8", "bytea", "text", "text"),
+        [(known[hashes[name]], encoded(name), hashes[name], contents.get(name)) for name in new],
     )
-    head = struct.pack(">HH", matrix.shape[1], 0)
-    vectors = (head + vector.astype(">f4").tobytes() for vector in matrix)  # as pgvector receives them
-    columns = "id, owner, content, embedding"
-    types = ["int8", "int8", "bytea", "bytea"]
-    rows: list[Iterable[Any]] = [
-        ids.tolist(),
-        (numbers[name] for name in names),
-        batch.contents,
-        vectors,
-    ]
-    if documents is not None:
-        columns += ", document"
-        types.append("bytea")
-        rows.append(each or None for each in documents)
-    _copy(connection, f"{into.exemplars} ({columns})", types, zip(*rows, strict=True))
-    connection.execute(
-        "UPDATE dpicl_collections SET next_id = greatest(next_id, %s), next_number = %s WHERE name = %s",
-        [int(ids.max(initial=-1)) + 1, next_number + len(new), into.name],
+    ids_as_documents = [encoded(each) for each in documents]
+    _insert(
+        connection,
+        f"{into.exemplars} (id, owner, entry, document, document_hash, content, embedding)",
+        ("int8", "int8", "int8", "bytea", "text", "bytea", "bytea"),
+        zip(
+            ids.tolist(),
+            [known[hashes[name]] for name in names],
+            [counters.entry] * len(ids),
+            [each or None for each in ids_as_documents],
+            [hash_of(each) if each else None for each in ids_as_documents],
+            batch.contents,
+            into.packed(matrix),
+            strict=True,
+        ),
     )
-    if len(late := ids[ids < next_id]):
-        _log(connection, into, logged + 1, late.tolist())
-    return [int(i) for i in ids]
+    after = _Counters(
+        counters.entry,
+        max(counters.next_id, int(ids.max(initial=-1)) + 1),
+        counters.next_number + len(new),
+    )
+    return ids.tolist(), after
 
 
-def _copy(
-    connection: Connection,
-    target: str,
-    types: Sequence[str],
-    rows: Iterable[tuple[Any, ...]],
-) -> None:
-    with (
-        connection.cursor() as cursor,
-        cursor.copy(f"COPY {target} FROM STDIN (FORMAT BINARY)") as copy,
-    ):
+def _insert(connection: Connection, target: str, types: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
+    """Insert rows, in bulk."""
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.name == "sqlite":
+        driver.executemany(f"INSERT INTO {target} VALUES ({', '.join('?' * len(types))})", rows)
+        return
+    with driver.cursor() as cursor, cursor.copy(f"COPY {target} FROM STDIN (FORMAT BINARY)") as copy:
         copy.set_types(types)
         for row in rows:
             copy.write_row(row)
@@ -368,50 +408,62 @@ def change(
     collection: Collection,
     arrival: Arrival | None,
     gone: Sequence[str],
-) -> tuple[int, list[int]]:
-    """Remove these documents and those that arrivals replace, and add the arrivals (see `LiveStore`).
+) -> list[int]:
+    """Remove these documents and those that arrivals replace, and add the arrivals, as one change.
 
-    The count of removals, and the ids of the exemplars that went.
+    An owner who has a document before and after stays. An owner without a name goes with the exemplar that it is. The
+    ids of the exemplars that went.
     """
-    entry = _hold(connection, collection)[2]
-    arriving = [] if arrival is None else [encoded(each) for each in arrival.documents]
-    leaving = [*map(encoded, gone), *arriving]
-    exemplars, owners = collection.exemplars, collection.owners
-    with_them = f"SELECT owner FROM {exemplars} JOIN {owners} ON number = owner WHERE digest IS NOT NULL"
-    where = rows_with("%(documents)b::bytea[]")
-    deleted = connection.execute(
-        f"DELETE FROM {exemplars} WHERE {where} OR owner IN ({with_them} AND {where}) RETURNING id, owner",
-        {"documents": leaving},
-    ).fetchall()
+    counters = _begin(connection, collection)
+    leaving = list(gone)
     if arrival is not None:
-        insert(connection, collection, arrival.batch, arrival.matrix, arriving)
-    if deleted:
-        connection.execute(
-            f"DELETE FROM {owners} WHERE number = ANY(%s) "
-            f"AND NOT EXISTS (SELECT FROM {exemplars} WHERE owner = number)",
-            [list({owner for _, owner in deleted})],
-        )
-        entry += 1
-        _log(connection, collection, entry, sorted(id for id, _ in deleted))
-    return entry, sorted(int(id) for id, _ in deleted)
+        leaving += arrival.documents
+    rows = rows_with(connection, collection, leaving)
+    owners = {owner for _, owner in rows}
+    unnamed = f"SELECT number FROM {collection.owners} WHERE content_hash IS NOT NULL AND"
+    whole = [number for (number,) in fetch_among(connection, unnamed, "number", sorted(owners))]
+    with_them = f"SELECT id FROM {collection.exemplars} WHERE"
+    ids = {id for id, _ in rows} | {id for (id,) in fetch_among(connection, with_them, "owner", whole)}
+    _remove(connection, collection, counters.entry, sorted(ids))
+    if arrival is not None:
+        _, counters = _enter(connection, collection, counters, arrival.batch, arrival.matrix, arrival.documents)
+    present = f"SELECT owner FROM {collection.exemplars} WHERE"
+    stay = {owner for (owner,) in fetch_among(connection, present, "owner", sorted(owners))}
+    _delete(connection, f"DELETE FROM {collection.owners} WHERE", "number", sorted(owners - stay))
+    _end(connection, collection, counters)
+    return sorted(ids)
 
 
-def rows_with(documents: str) -> str:
-    """The condition for the rows of these documents: a parameter's place, as ``bytea[]``."""
-    return (
-        f"((document IS NOT NULL AND sha256(document) IN (SELECT sha256(d) FROM unnest({documents}) d)) OR "
-        f"(document IS NULL AND id IN (SELECT substr(encode(d, 'escape'), 2)::bigint FROM unnest({documents}) d "
-        "WHERE encode(d, 'escape') ~ '^#(0|[1-9][0-9]{0,17})$')))"
-    )
+def rows_with(connection: Connection, collection: Collection, documents: Sequence[str]) -> list[tuple[int, int]]:
+    """The ids of these documents' rows and their owners' numbers, as far as there are any."""
+    query = f"SELECT id, owner FROM {collection.exemplars} WHERE"
+    hashes = [hash_of(encoded(each)) for each in documents if each]
+    numbers = [int(each[1:]) for each in documents if _NUMBER.fullmatch(each)]
+    found = dict(fetch_among(connection, query, "document_hash", hashes, "text"))
+    found |= dict(fetch_among(connection, f"{query} document_hash IS NULL AND", "id", numbers))
+    return sorted(found.items())
 
 
-def _log(connection: Connection, collection: Collection, entry: int, ids: Sequence[int]) -> None:
-    """Tell workers of exemplars that went, or came under ids below the next."""
-    connection.execute(f"INSERT INTO {collection.forgotten} VALUES (%s, %s)", [entry, list(ids)])
-    connection.execute(
-        "UPDATE dpicl_collections SET forgets = %s WHERE name = %s",
-        [entry, collection.name],
-    )
+def _remove(connection: Connection, collection: Collection, entry: int, ids: Sequence[int]) -> None:
+    """Delete exemplars, and log it."""
+    _delete(connection, f"DELETE FROM {collection.exemplars} WHERE", "id", ids)
+    _insert(connection, f"{collection.gone} (entry, id)", ("int8", "int8"), [(entry, id) for id in ids])
+
+
+def _delete(connection: Connection, statement: str, column: str, values: Sequence[int]) -> None:
+    for start in range(0, len(values), MANY):
+        part = given(connection, values[start : start + MANY])
+        direct(connection, f"{statement} {among(connection, column)}", {"given": part})
+
+
+class Gone(NamedTuple):
+    """An owner that was deleted, for ledgers: its exemplars' ids, and its identity.
+
+    The identity is None if an equal exemplar, its own owner too, has the same marks.
+    """
+
+    ids: list[int]
+    identity: Identity | None
 
 
 def delete(
@@ -419,54 +471,35 @@ def delete(
     collection: Collection,
     owner: str,
     leave: Callable[[list[str]], None],
-) -> tuple[int, tuple[list[int], bytes | None, bool]]:
-    """Delete an owner with all exemplars, and count it: the count, and what `PrivateStore._leave` tells the ledgers.
-
-    ``leave`` hears its documents' ids before this is committed. Raises `UnknownOwner`.
-    """
-    entry = _hold(connection, collection)[2] + 1
-    row = connection.execute(
-        f"SELECT number, name, digest FROM {collection.owners} WHERE sha256(name) = sha256(%b)",
-        [encoded(owner)],
-    ).fetchone()
-    if row is None:
+) -> Gone:
+    """Delete an owner with all exemplars. ``leave`` hears its documents' ids before. Raises `UnknownOwner`."""
+    counters = _begin(connection, collection)
+    query = f"SELECT number, name, content_hash FROM {collection.owners} WHERE name_hash = :hash"
+    rows = fetch(connection, query, hash=hash_of(encoded(owner)))
+    if not rows:
         raise UnknownOwner("the store holds no such owner")
-    number, name, digest = row
-    document = "document" if _has_documents(connection, collection) else "NULL::bytea"
-    deleted = connection.cursor(binary=True).execute(
-        f"DELETE FROM {collection.exemplars} WHERE owner = %s RETURNING id, content, {document}",
-        [number],
-    )
-    exemplars = sorted(deleted.fetchall(), key=lambda row: row[0])
-    ids = [int(row[0]) for row in exemplars]
-    leave([document_of(row[2], row[0]) for row in exemplars])
-    contents = list(dict.fromkeys(bytes(row[1]) for row in exemplars))
-    connection.execute(f"DELETE FROM {collection.owners} WHERE number = %s", [number])
-    _log(connection, collection, entry, ids)
-    identity = bytes(name)
-    has_equal = False
-    if digest is not None:  # an owner of its own, known by its exemplar
-        query = f"SELECT FROM {collection.owners} WHERE digest = %b LIMIT 1"
-        has_equal = bool(connection.execute(query, [digest]).fetchall())
-        identity = next(each for each in contents if _digest_of(each) == digest)
-    if key := forgotten(connection, collection.name, make=False)[0]:
-        connection.execute(
-            "INSERT INTO dpicl_forgotten_owners VALUES (%s, %b, %b) ON CONFLICT DO NOTHING",
-            [collection.name, key, owner_mark(key, identity, named=digest is None)],
-        )
-    return entry, (ids, None if has_equal else identity, digest is None)
+    number, name, content_hash = rows[0]
+    query = f"SELECT id, document, content FROM {collection.exemplars} WHERE owner = :number ORDER BY id"
+    exemplars = fetch(connection, query, number=number)
+    leave([document_of(document, id) for id, document, _ in exemplars])
+    ids = [id for id, _, _ in exemplars]
+    identity = Identity(bytes(name), True)
+    if content_hash is not None:  # an owner of its own, known by its exemplar
+        content = next(bytes(each) for _, _, each in exemplars if hash_of(bytes(each)) == content_hash)
+        identity = Identity(content, False)
+    _remove(connection, collection, counters.entry, ids)
+    direct(connection, f"DELETE FROM {collection.owners} WHERE number = :number", {"number": number})
+    key, _ = forgotten(connection, collection.name)
+    mark = owner_mark(key, identity.content, named=identity.is_named)
+    statement = "INSERT INTO dpicl_gone_owners VALUES (:collection, :mark) ON CONFLICT DO NOTHING"
+    direct(connection, statement, {"collection": collection.name, "mark": mark})
+    _end(connection, collection, counters)
+    equal = f"SELECT 1 FROM {collection.owners} WHERE content_hash = :hash LIMIT 1"
+    if content_hash is not None and fetch(connection, equal, hash=content_hash):
+        return Gone(ids, None)
+    return Gone(ids, identity)
 
 
 def document_of(document: bytes | None, id: int) -> str:
     """An exemplar's id as a document."""
     return f"#{id}" if document is None else decoded(bytes(document))
-
-
-def as_array(numbers: Numbers) -> str:
-    """Numbers as a value that is cast to ``bigint[]``."""
-    return "{" + ",".join(map(str, numbers.tolist())) + "}"
-
-
-def _digest_of(content: bytes) -> bytes:
-    """The server's ``sha256(content)``."""
-    return hashlib.sha256(content).digest()

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_dpicl.store.postgres import PostgresExemplarStore
 from pgvector_server import KEY
 
 from langchain_dpicl import ExemplarStore, PrivacyBudget, UnknownOwner
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.budget.upkeep import forget
 from langchain_dpicl.store.base import PrivateStore, owner_mark
-from langchain_dpicl.store.postgres import PostgresExemplarStore
 
 EMBEDDINGS = DeterministicFakeEmbedding(size=8)
 TICKETS = 4

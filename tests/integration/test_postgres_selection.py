@@ -14,6 +14,8 @@ import tickets_on_disk as disk
 from ears import Ears
 from exact import WAYS_TO_SAMPLE, check_seen
 from langchain_core.embeddings import Embeddings
+from langchain_dpicl.store.memory import rounding
+from langchain_dpicl.store.postgres import PostgresView
 from numpy.typing import NDArray
 from pgvector_server import ask, database
 from scipy import stats
@@ -23,8 +25,6 @@ from ticket_worlds import Degrees
 from langchain_dpicl import DPSampler, ExemplarStore, PoissonExampleSelector, PostgresExemplarStore
 from langchain_dpicl.selection.rules import Rules, Sought
 from langchain_dpicl.store.filters import MetadataFilter
-from langchain_dpicl.store.memory import rounding
-from langchain_dpicl.store.postgres import PostgresView
 
 FALSE_ALARM = 1e-7  # of every statistical test below; there are four
 DIMENSION = 8

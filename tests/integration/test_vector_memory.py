@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from langchain_dpicl.store.vector_memory import VectorMemory
 from numpy.typing import NDArray
 from pgvector_server import ask
 from threads import raced
 
 from langchain_dpicl import ExemplarStore, PostgresExemplarStore, StoreError
 from langchain_dpicl.store import vector_memory
-from langchain_dpicl.store.vector_memory import VectorMemory
 
 DIMENSION = 8
 QUERY = np.full(DIMENSION, DIMENSION**-0.5, np.float32)

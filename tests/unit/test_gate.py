@@ -11,6 +11,7 @@ import pytest
 from ears import Ears
 from exact import WAYS_TO_SAMPLE, check_seen
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+from langchain_dpicl.store.memory import inner_products, rounding
 from ticket_worlds import Degrees
 from ways import WAYS, ask
 
@@ -24,7 +25,6 @@ from langchain_dpicl import (
     ShareThreshold,
 )
 from langchain_dpicl.selection import Examples
-from langchain_dpicl.store.memory import inner_products, rounding
 
 QUERY = {"input": "what does text 3.1 say?"}
 DIMENSION = 8

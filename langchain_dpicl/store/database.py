@@ -1,0 +1,172 @@
+"""The databases of stores: SQLite, in a file or in memory, and PostgreSQL with pgvector."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
+
+from sqlalchemy.engine import URL, Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from langchain_dpicl import durable, sql
+from langchain_dpicl.calls import shut
+from langchain_dpicl.errors import (
+    DPICLError,
+    StoreError,
+    StoreFileChanged,
+    StoreFileError,
+    UnsafeConfigurationError,
+)
+
+APPLICATION = 0x64707376
+"""SQLite's mark of a store's file."""
+IN_MEMORY = "sqlite://"
+_FOLLOWING = 0x6470_6963_6D  # PostgreSQL's advisory lock of whoever follows a data file
+_PAUSE = 0.05
+MANY = 10_000
+"""Values that one statement names at most."""
+
+
+class StoreDatabase(sql.Database):
+    """The database of a store. It is closed to the calls of a chain, and is not pickled or copied."""
+
+    noun = "exemplar store"
+    error: ClassVar[type[DPICLError]] = StoreError
+    replaced: ClassVar[type[DPICLError]] = StoreFileChanged
+    unharmed = "nobody can tell who was forgotten in it, so nothing is released"
+    advice = "open the store in a new process"
+    example = "sqlite:///notes.db"
+    application_id = APPLICATION
+    may_fork: ClassVar[bool] = True
+    answer_seconds: ClassVar[float] = 600  # a gate on the server goes over all rows
+    idle_seconds: ClassVar[float] = 600  # a head is fitted on the records of one moment
+    options: Mapping[str, Any] = {"pool_size": 5, "max_overflow": 15, "pool_pre_ping": True}
+
+    def __init__(self, url: str | URL) -> None:
+        super().__init__(url)
+        self.following = threading.RLock()
+        """Held from the beginning of a moment until what is in memory has followed it."""
+        self.loading = threading.Lock()
+        """Held while all vectors are read."""
+
+    def start_anew(self) -> None:
+        super().start_anew()
+        self.following = threading.RLock()
+        self.loading = threading.Lock()
+
+    def make_file(self) -> None:
+        """Make SQLite's file, which its owner alone may read, if there is none. Raises `StoreFileError`."""
+        if self.path is None:
+            return
+        fault = ""
+        try:
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            pass
+        except OSError as error:
+            fault = error.strerror or type(error).__name__
+        if fault:
+            raise StoreFileError(f"the exemplar store {self.shown!r} cannot be made: {fault}")
+
+    def check_file(self) -> None:
+        """Raise `StoreFileError` for a file of SQLite's that is not there, or that an earlier version made."""
+        if self.path is None:
+            return
+        name = os.path.basename(self.path)
+        fault = ""
+        try:
+            with open(self.path, "rb") as file:
+                if file.read(2) == b"PK":
+                    fault = f"an earlier version made it: dpicl upgrade {name} makes a store of it"
+        except FileNotFoundError:
+            fault = "no such file"
+        except OSError as error:
+            fault = error.strerror or type(error).__name__
+        if fault:
+            raise StoreFileError(f"{name!r} cannot be read: {fault}")
+
+    def _check(self) -> None:
+        shut.check_records()
+
+    def _warn_of_memory(self) -> None:
+        pass
+
+    def tidy(self, *tables: str) -> bool:
+        """Have what was deleted leave the files too, as far as this database can do it now. False: not yet.
+
+        On PostgreSQL: ``VACUUM``, and a look at the keys' distribution. The server may refuse, since the tables are
+        another role's, or are vacuumed already: then autovacuum does it later.
+        """
+        if self.is_sqlite:
+            return self.write_through()
+        faults = (SQLAlchemyError, self._driver.Error, StoreError)
+        with contextlib.suppress(*faults), self._engine.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            driver.execute(f"VACUUM (ANALYZE, SKIP_LOCKED) {', '.join(tables)}")
+        return True
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let one process at a time run this block: by the server, or for a file by a lock beside it."""
+        with contextlib.ExitStack() as ends:
+            if not self.is_sqlite:
+                connection = ends.enter_context(self._transaction("note"))
+                sql.direct(connection, "SET LOCAL idle_in_transaction_session_timeout TO 0", {})
+                sql.direct(connection, "SET LOCAL lock_timeout TO 0", {})
+                sql.direct(connection, "SELECT pg_advisory_xact_lock(:lock)", {"lock": _FOLLOWING})
+            elif self.path is not None:
+                descriptor = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+                ends.callback(os.close, descriptor)
+                while not durable.lock(descriptor):
+                    time.sleep(_PAUSE)
+            yield
+
+    def copy_to(self, path: str) -> None:
+        """Copy a database in memory to a file of SQLite's."""
+        with self.moment() as connection, contextlib.closing(sqlite3.connect(path)) as copy:
+            source: Any = connection.connection.driver_connection
+            source.backup(copy)
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError("connections to private exemplars are not pickled or copied")
+
+
+def fetch(connection: Connection, statement: str, **values: object) -> list[Any]:
+    """All rows of a statement, by the driver itself; from PostgreSQL in its binary form, which is quicker."""
+    if connection.dialect.name == "sqlite":
+        return sql.direct(connection, statement, values).fetchall()  # type: ignore[no-any-return]
+    return sql.direct(connection, statement, values, binary=True).fetchall()  # type: ignore[no-any-return]
+
+
+def among(connection: Connection, column: str, kind: str = "bigint") -> str:
+    """The condition that a column has one of ``:given``, which `given` makes."""
+    if connection.dialect.name == "sqlite":
+        return f"{column} IN (SELECT value FROM json_each(:given))"
+    return f"{column} = ANY(CAST(:given AS {kind}[]))"
+
+
+def given(connection: Connection, values: Iterable[Any]) -> object:
+    """Numbers or texts as the value of ``:given``."""
+    listed = list(values)
+    return json.dumps(listed) if connection.dialect.name == "sqlite" else listed
+
+
+def fetch_among(
+    connection: Connection,
+    statement: str,
+    column: str,
+    values: Sequence[Any],
+    kind: str = "bigint",
+    **others: object,
+) -> Iterator[Any]:
+    """The rows in which a column has one of these values; the statement ends before this condition."""
+    asked = f"{statement} {among(connection, column, kind)}"
+    for start in range(0, len(values), MANY):
+        part = given(connection, values[start : start + MANY])
+        yield from fetch(connection, asked, given=part, **others)
