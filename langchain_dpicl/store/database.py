@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NoReturn
 
 from sqlalchemy.engine import URL, Connection
@@ -126,6 +127,11 @@ class StoreDatabase(sql.Database):
                 while not durable.lock(descriptor):
                     time.sleep(_PAUSE)
             yield
+
+    def alone(self) -> AbstractContextManager[object]:
+        """Keep the other threads from writing, and from reading what is in memory."""
+        found: AbstractContextManager[object] = self._writers
+        return found
 
     def copy_to(self, path: str) -> None:
         """Copy a database in memory to a file of SQLite's."""

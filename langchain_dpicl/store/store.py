@@ -165,6 +165,9 @@ class ExemplarStore(PrivateRecords):
                 self._database.close()
                 raise StoreError(f"the collection {name!r} was made with {key}={made!r}")
         self._collection = found
+        self.input_key, self.output_key, self.owner_key = found.keys
+        self.dimension = found.dimension
+        """Of the vectors."""
         self._database.opened = True
         self._here = threading.local()
         self._matrix: Matrix | None = None
@@ -392,12 +395,13 @@ class ExemplarStore(PrivateRecords):
         try:
             os.close(os.open(part, os.O_CREAT | os.O_EXCL, 0o600))
             try:
-                with self._database.following:
-                    self._database.copy_to(str(part))
+                with self._database.following, self._database.alone():
+                    before = self._database
+                    before.copy_to(str(part))
                     os.link(part, target)
-                    moved = StoreDatabase(_address(target))
-                    moved.opened = True
-                    self._database = moved
+                    self._database = StoreDatabase(_address(target))
+                    self._database.opened = True
+                    before.close()  # whoever waits for it finds no table there
             finally:
                 os.unlink(part)
             sync_folder(target)
@@ -409,26 +413,6 @@ class ExemplarStore(PrivateRecords):
             raise StoreFileError(f"the store could not be written: {fault}")
 
     # -- public facts --------------------------------------------------------------------------------------------------
-
-    @property
-    def input_key(self) -> str:
-        """The key of a record's text."""
-        return self._collection.keys.input_key
-
-    @property
-    def output_key(self) -> str | None:
-        """The key of its output, if it has one."""
-        return self._collection.keys.output_key
-
-    @property
-    def owner_key(self) -> str | None:
-        """The key of its owner; None if each record is its own."""
-        return self._collection.keys.owner_key
-
-    @property
-    def dimension(self) -> int:
-        """Of the vectors."""
-        return self._collection.dimension
 
     @property
     def embedder(self) -> str:
