@@ -35,7 +35,7 @@ CHUNK = 100
 
 def prepare(folder: Path, records: list[dict[str, Any]], labels: list[str], votes: int) -> None:
     """The store, the head and the plan, in files that all processes read. What is there is left as it is."""
-    file = folder / "store.npz"
+    file = folder / "store.db"
     if file.exists():
         store = ExemplarStore.load(file, local_embeddings())
     else:
@@ -66,7 +66,7 @@ def route(store: ExemplarStore, labels: list[str], budget: PrivacyBudget) -> Any
 
 def work(folder: Path, questions: list[str], votes: int, part: int, processes: int) -> None:
     """One process has every so-many-th question."""
-    store = ExemplarStore.load(folder / "store.npz", local_embeddings())
+    store = ExemplarStore.load(folder / "store.db", local_embeddings())
     head = PrivateHead.load(folder / "head.npz", store.embeddings)
     chain = route(store, list(head.labels), budget_of(folder, votes))
 
