@@ -72,10 +72,6 @@ class BucketSelector(OwnBucket, BaseExampleSelector):
         """This call's bucket."""
         return list(self.bucket_here())
 
-    async def aselect_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """`select_examples`, which waits for nothing."""
-        return self.select_examples(input_variables)
-
     def add_example(self, example: dict[str, str]) -> NoReturn:
         """Refused: members cannot write."""
         raise ShutWithinCall
@@ -188,63 +184,35 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         if not isinstance(store, ExemplarStore):
             raise InvalidParameter("store", type(store).__name__, "an ExemplarStore")
         self.store = store
-        self.calls = None if calls is None else checks.real("calls", calls, at_least=1.0, at_most=1e6)
-        """The mean number of calls of one owner each in a release; None for shared buckets."""
-        self.max_calls = max_calls
         self.members = calls_made(members, calls, pad_to, max_calls)
         """N, or how many calls a release makes at least (exactly, with ``max_calls``)."""
+        self.calls = None if calls is None else float(calls)
+        """The mean number of calls of one owner each in a release; None for shared buckets."""
+        self.max_calls = max_calls
         self.exemplars_per_owner = checks.whole("exemplars_per_owner", exemplars_per_owner)
         if shots is not None and (rate is not None or calls is not None):
             raise InvalidParameter("shots", shots, "None with rate or calls")
-        if threshold is not None:
-            if not callable(threshold):
-                threshold = _threshold(threshold)
-            if nearest_to is None:
-                nearest_to = "input"
+        if threshold is not None and not callable(threshold):
+            threshold = _threshold(threshold)
+        if threshold is not None and nearest_to is None:
+            nearest_to = "input"
         self.threshold = threshold
         self.rules = Rules(filter, visible_to, store.owner_key)
-        if eligible is not None and not self.gated:
-            raise InvalidParameter(
-                "eligible",
-                eligible,
-                "None without a threshold or a filter: every owner is eligible",
-            )
-        self._share: float | None = None
-        self._eligible: int | None = None
-        if isinstance(eligible, float) and 0.0 < eligible < 1.0:
-            self._share = eligible
-        elif eligible is not None:
-            self._eligible = checks.whole("eligible", eligible)
-        if self.gated and eligible is None and rate is None:
-            raise InvalidParameter(
-                "eligible",
-                None,
-                "given with shots or calls if there is a threshold or a filter, or give rate",
-            )
+        self._eligible = self._checked_eligible(eligible, rate)
         self.rate_is_explicit = rate is not None
-        self.owners: int | None = None
-        """The number of owners in the store when `rate` was computed from it. For freezing a plan alone."""
-        self.expected_owners: float | None = self.calls  # of one sample, if that was asked for: as public as ``shots``
         self.rate: float | None = None if rate is None else checks.probability("rate", rate)
         """q as proposed for a plan that is not frozen yet; None if the plan chooses it."""
-        self._shots = 0
-        expected: Fraction | None = None  # exemplars in a bucket
-        if shots is not None:
-            self._shots = checks.whole("shots", shots)
-            asked = self.members * shots
-            self.expected_owners = min(asked, self._eligible or asked)
-            expected = Fraction(self.expected_owners, self.members)
-            self._propose(asked)
-        elif calls is not None:
-            if max_exemplars is None:
-                max_exemplars = self.exemplars_per_owner
-            if self.rate is None:
-                self._propose(calls)
-        elif rate is None:
-            if max_exemplars is None:
-                max_exemplars = _BUCKET * self.exemplars_per_owner
-        elif self._eligible is not None:
-            expected = Fraction(repr(self.rate)) * self._eligible / self.members
+        self._shots = 0 if shots is None else checks.whole("shots", shots)
+        self.owners: int | None = None
+        """The number of owners in the store when `rate` was computed from it. For freezing a plan alone."""
+        self.expected_owners: float | None = self.calls
+        """The owners of one sample, if that was asked for: as public as ``shots``."""
+        asked: float | None = self.calls
+        if self._shots:
+            asked = self.members * self._shots
+            self.expected_owners = min(asked, self.sampled_from(None) or asked)
+        if asked is not None and rate is None:
+            self.rate = min(1.0, asked / self._count())
         if nearest_to is not None and (not isinstance(nearest_to, str) or nearest_to in ("", "examples")):
             raise InvalidParameter(
                 "nearest_to",
@@ -253,19 +221,48 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
             )
         self.nearest_to = nearest_to
         self.search_query = search_query_of(search_query, nearest_to)
-        if max_exemplars is None:  # max(2 e, e + 4) for e expected exemplars, rounded up
-            if nearest_to is not None and threshold is None:
-                raise InvalidParameter("max_exemplars", None, "given if nearest_to is: how many a member gets")
-            if expected is None:
-                raise InvalidParameter(
-                    "max_exemplars",
-                    None,
-                    "given if rate is, without eligible: how many a member gets at most, a number that is public",
-                )
-            expected *= self.exemplars_per_owner
-            max_exemplars = max(math.ceil(2 * expected), math.ceil(expected) + 4)
+        if max_exemplars is None:
+            max_exemplars = self._usual_cap()
         self.max_exemplars = checks.whole("max_exemplars", max_exemplars)
         self._randomness: Randomness = SecureRandomness()
+
+    def _checked_eligible(self, eligible: float | None, rate: float | None) -> float | None:
+        """Return the number of owners eligible for a typical query, or below 1 their share; None if not given."""
+        if eligible is not None and not self.gated:
+            raise InvalidParameter(
+                "eligible",
+                eligible,
+                "None without a threshold or a filter: every owner is eligible",
+            )
+        if eligible is None and self.gated and rate is None:
+            raise InvalidParameter(
+                "eligible",
+                None,
+                "given with shots or calls if there is a threshold or a filter, or give rate",
+            )
+        if eligible is None or (isinstance(eligible, float) and 0.0 < eligible < 1.0):
+            return eligible
+        return checks.whole("eligible", eligible)
+
+    def _usual_cap(self) -> int:
+        """``max_exemplars`` unless it is given: max(2 e, e + 4) for e expected exemplars in a bucket, rounded up."""
+        if self.calls is not None:
+            return self.exemplars_per_owner
+        if self.rate is None:
+            return _BUCKET * self.exemplars_per_owner
+        if self.nearest_to is not None and self.threshold is None:
+            raise InvalidParameter("max_exemplars", None, "given if nearest_to is: how many a member gets")
+        owners = Fraction(self.expected_owners or 0)
+        if self.rate_is_explicit:
+            owners = Fraction(repr(self.rate)) * (self.sampled_from(None) or 0)
+        if not owners:
+            raise InvalidParameter(
+                "max_exemplars",
+                None,
+                "given if rate is, without eligible: how many a member gets at most, a number that is public",
+            )
+        expected = owners * self.exemplars_per_owner / self.members
+        return max(math.ceil(2 * expected), math.ceil(expected) + 4)
 
     @property
     def gated(self) -> bool:
@@ -277,24 +274,11 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         """Return whether an owner more or less is one output more or less."""
         return self.calls is not None and self.max_calls is None
 
-    def _typical(self, owners: int) -> int:
-        """Return how many of so many owners may be sampled for a typical query."""
-        if self._eligible is not None:
-            return self._eligible
-        if self._share is None:
-            return owners
-        least = math.ceil(2 * (self.calls or self.members))
-        return min(owners, max(least, math.ceil(self._share * owners)))
-
     def _count(self) -> int:
         """Return how many may be sampled for a typical query now. Only for a plan that is not frozen yet."""
-        if self._eligible is None:
+        if self.sampled_from(None) is None:
             self.owners = self.store.owner_count
-        return max(1, self._typical(self.owners or 0))
-
-    def _propose(self, sampled: float) -> None:
-        """The rate at which so many owners are sampled on average."""
-        self.rate = min(1.0, sampled / self._count())
+        return self.sampled_from(self.owners) or 1
 
     def let_plan_choose(self, choose: Callable[[int], float]) -> float:
         """The rate that was asked for, or else the one that a plan's function finds for the owners who may be sampled.
@@ -315,7 +299,12 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
 
     def sampled_from(self, owners: int | None) -> int | None:
         """The public number of owners who may be sampled for a typical query, of so many in all (None: unknown)."""
-        return self._eligible if owners is None else self._typical(owners)
+        if self._eligible is not None and self._eligible >= 1:
+            return int(self._eligible)
+        if self._eligible is None or owners is None:
+            return owners
+        least = math.ceil(2 * (self.calls or self.members))
+        return min(owners, max(least, math.ceil(self._eligible * owners)))
 
     def check_owners(self) -> None:
         """Refuse a store with too few owners to sample as asked: `InvalidParameter`, or `InvalidRecords` for none.
@@ -432,21 +421,18 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
                 member_of = np.arange(buckets_made)
             rows, position, far = sought.rows(view, chosen)
             order_within = draw.uniforms(len(rows))
-            if np.bincount(position).max(initial=0) > self.exemplars_per_owner:
-                # Of one owner's rows the nearest, else the first in its own random order.
-                order = np.lexsort((order_within, far, position))
-                order = order[_first_of_each(position[order], self.exemplars_per_owner)]
-                rows = rows[order]
-                position = position[order]
-                order_within = order_within[order]
-                far = far[order]
+            # Of one owner's rows the nearest, else the first in its own random order.
+            kept = np.lexsort((order_within, far, position))
+            kept = kept[_first_of_each(position[kept], self.exemplars_per_owner)]
             # Of one bucket's rows the nearest, else the first by their owners' own priorities.
-            order = np.lexsort((order_within, priority[position], far, member_of[position]))
-            order = order[_first_of_each(member_of[position[order]], self.max_exemplars)]
-            exemplars = view.read(rows[order])
-            vectors: Iterable[Vectors | None] = view.vectors(rows[order]) if with_vectors else repeat(None)
+            bucket_of = member_of[position]
+            keys = (order_within, priority[position], far, bucket_of)
+            kept = kept[np.lexsort(tuple(key[kept] for key in keys))]
+            kept = kept[_first_of_each(bucket_of[kept], self.max_exemplars)]
+            exemplars = view.read(rows[kept])
+            vectors: Iterable[Vectors | None] = view.vectors(rows[kept]) if with_vectors else repeat(None)
         buckets = [Examples((), self.store.input_key, self.store.output_key) for _ in range(buckets_made)]
-        for member, exemplar, vector in zip(member_of[position[order]].tolist(), exemplars, vectors, strict=False):
+        for member, exemplar, vector in zip(bucket_of[kept].tolist(), exemplars, vectors, strict=False):
             buckets[member].add(exemplar, vector)
         return buckets
 
@@ -479,10 +465,9 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
             limit = "max_calls" if self.max_calls else "pad_to"
             shown = f"calls={self.calls:g}, {limit}={self.members}"
         shown += f"{self.shown_rate}, max_exemplars={self.max_exemplars}"
-        if self.nearest_to is not None:
-            shown += f", nearest_to={self.nearest_to!r}"
-        if self.threshold is not None:
-            shown += f", threshold={self.threshold!r}"
+        for name in ("nearest_to", "threshold"):
+            if getattr(self, name) is not None:
+                shown += f", {name}={getattr(self, name)!r}"
         return f"PoissonExampleSelector({shown})"
 
 

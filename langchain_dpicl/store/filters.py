@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import math
-import numbers
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.store.records import plain
 
 MOST_TERMS = 1000
 """Values that a filter compares with, at most."""
@@ -43,8 +43,17 @@ DEEPEST = 8
 LONGEST = 1000
 """Characters of a key or a text, at most."""
 
-_ORDER = ("$gt", "$gte", "$lt", "$lte")
-_OF_VALUES = ("$eq", "$ne", "$in", *_ORDER)
+_COMPARISONS = {
+    "$eq": (False, True, False),
+    "$ne": (True, False, True),
+    "$in": (False, True, False),
+    "$gt": (False, False, True),
+    "$gte": (False, True, True),
+    "$lt": (True, False, False),
+    "$lte": (True, True, False),
+}
+"""Each comparison, and if values below, equal to and above the one that it names pass."""
+
 _OF_FILTERS = ("$and", "$or")
 _WRITTEN = "written by you as Condition({...}), since a request can hold a mapping; nothing was charged"
 
@@ -82,43 +91,33 @@ class Column:
     """
 
     ranks: NDArray[np.int32]
-    kinds: dict[object, tuple[int, list[Any]]]
+    kinds: dict[type | None, tuple[int, list[Any]]]
 
     @classmethod
     def of(cls, values: Sequence[object]) -> Column:
         """The column of these values."""
-        held: dict[object, set[Any]] = {}
-        for value in values:
-            if (kind := _kind(value)) is not object:
-                held.setdefault(kind, set()).add(value)
-        kinds: dict[object, tuple[int, list[Any]]] = {}
-        rank: dict[object, dict[Any, int]] = {object: {}}
-        for kind, distinct in held.items():
-            first = sum(len(ascending) for _, ascending in kinds.values())
-            kinds[kind] = first, sorted(distinct)
-            rank[kind] = {value: first + i for i, value in enumerate(kinds[kind][1])}
-        found = (-1 if (kind := _kind(value)) is object else rank[kind][value] for value in values)
-        return cls(np.fromiter(found, np.int32, len(values)), kinds)
+        found = [_kind(value) for value in values]
+        kinds: dict[type | None, tuple[int, list[Any]]] = {}
+        rank: dict[type | None, dict[Any, int]] = {}
+        for kind in (bool, str, float):
+            first = sum(map(len, rank.values()))
+            ascending: list[Any] = sorted({value for known, value in zip(found, values, strict=True) if known is kind})
+            kinds[kind] = first, ascending
+            rank[kind] = {value: first + i for i, value in enumerate(ascending)}
+        ranks = [-1 if kind is None else rank[kind][value] for kind, value in zip(found, values, strict=True)]
+        return cls(np.array(ranks, np.int32), kinds)
 
     def holding(self, name: str, values: Iterable[Any]) -> NDArray[np.bool_]:
         """Return a mask of the records for which this comparison holds with one of the values."""
         holds = np.zeros(1 + sum(len(ascending) for _, ascending in self.kinds.values()), np.bool_)  # the last: -1
         for value in values:
-            first, ascending = self.kinds.get(_kind(value), (0, []))
+            first, ascending = self.kinds[_kind(value)]
             low = first + bisect_left(ascending, value)
             high = first + bisect_right(ascending, value)
-            end = first + len(ascending)
-            ranks = {
-                "$eq": [(low, high)],
-                "$in": [(low, high)],
-                "$ne": [(first, low), (high, end)],
-                "$lt": [(first, low)],
-                "$lte": [(first, high)],
-                "$gt": [(high, end)],
-                "$gte": [(low, end)],
-            }
-            for begin, stop in ranks.get(name, ()):
-                holds[begin:stop] = True
+            ranges = [(first, low), (low, high), (high, first + len(ascending))]
+            for (begin, end), passes in zip(ranges, _COMPARISONS[name], strict=True):
+                if passes:
+                    holds[begin:end] = True
         return holds[self.ranks]
 
 
@@ -162,9 +161,8 @@ class MetadataFilter:
     @property
     def keys(self) -> frozenset[str]:
         """The keys of a record that it looks at."""
-        if not self.parts:
-            return frozenset({self.key})
-        return frozenset().union(*(part.keys for part in self.parts))
+        own = [self.key] if self.key else []
+        return frozenset(own).union(*(part.keys for part in self.parts))
 
     def passes(self, record: Mapping[str, Any]) -> bool:
         """Return whether a record passes."""
@@ -188,11 +186,11 @@ def columns_of(records: Iterable[Mapping[str, Any]], keys: Iterable[str]) -> dic
     return {key: Column.of(held) for key, held in values.items()}
 
 
-def _kind(value: object) -> object:
-    """Values of one kind compare. None, lists, mappings and a number that is none (NaN) have a kind of their own."""
+def _kind(value: object) -> type | None:
+    """The type of the values that compare with this one: True is no number. None if nothing does, as with NaN."""
     if isinstance(value, (bool, str)):
-        return type(value)
-    return numbers.Real if isinstance(value, (int, float)) and value == value else object
+        return bool if isinstance(value, bool) else str
+    return float if isinstance(value, (int, float)) and value == value else None
 
 
 def _combined(name: str, parts: list[MetadataFilter]) -> MetadataFilter:
@@ -202,7 +200,7 @@ def _combined(name: str, parts: list[MetadataFilter]) -> MetadataFilter:
 
 def operator_in(request: object) -> str | None:
     """The first operator that is a key in a request, at any depth, in objects too; None if there is none."""
-    waiting: list[object] = [request]
+    waiting: list[Any] = [request]
     seen: dict[int, object] = {}  # keeps them alive, so that no id is used twice
     while waiting:
         item = waiting.pop()
@@ -210,99 +208,83 @@ def operator_in(request: object) -> str | None:
             continue
         seen[id(item)] = item
         if isinstance(item, Mapping):
-            keys = [str.__str__(key) for key in item if isinstance(key, str)]
-            if found := [key for key in keys if key in _OF_VALUES or key in _OF_FILTERS]:
-                return found[0]
-            waiting += item.values()
+            if found := [key for key in map(plain, item) if key in (*_COMPARISONS, *_OF_FILTERS)]:
+                return str(found[0])
+            waiting.extend(item.values())
         elif isinstance(item, np.ndarray):
-            if item.dtype == object:
-                waiting += item.tolist()
+            waiting.extend(item.flat if item.dtype.hasobject else ())
         elif isinstance(item, Collection):
-            waiting += item
+            waiting.extend(item)
         else:
-            slots = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
-            waiting += [getattr(item, name, None) for name in slots if isinstance(name, str)]
-            waiting += getattr(item, "__dict__", {}).values()
-            waiting.append(getattr(item, "__pydantic_extra__", None))
+            waiting.append(object.__getstate__(item))  # its attributes, in slots too
     return None
 
 
+@dataclass
 class _Reader:
     """Reads one filter, and counts its values. ``by_function``: operators stand in a `Condition`."""
 
-    def __init__(self, name: str, by_function: bool) -> None:
-        self._name = name
-        self._by_function = by_function
-        self._terms = 0
+    name: str
+    by_function: bool
+    terms: int = 0
 
-    def mapping(self, given: object, levels: int) -> MetadataFilter:
-        may_combine = isinstance(given, Condition) or not self._by_function
-        asked = given.said if isinstance(given, Condition) else given
-        if not isinstance(asked, Mapping):
-            raise self._refused(type(asked).__name__, "a mapping of metadata keys to values or conditions")
-        if not asked or levels < 0:
-            raise self._refused(
-                "deeper levels" if asked else "nothing",
-                f"at least one condition (None for no filter), in at most {DEEPEST} levels",
-            )
+    def mapping(self, given: Any, levels: int) -> MetadataFilter:
+        may_combine = isinstance(given, Condition) or not self.by_function
+        asked = _said(given)
+        self.need(
+            isinstance(asked, Mapping), type(asked).__name__, "a mapping of metadata keys to values or conditions"
+        )
+        self.need(asked, "nothing", "at least one condition (None for no filter)")
+        self.need(levels >= 0, "deeper levels", f"at most {DEEPEST} levels")
         return _combined(
             "$and",
-            [self._condition(key, value, levels, may_combine) for key, value in asked.items()],
+            [self.condition(key, value, levels, may_combine) for key, value in asked.items()],
         )
 
-    def _condition(self, key: object, asked: object, levels: int, may_combine: bool) -> MetadataFilter:
+    def condition(self, key: Any, asked: Any, levels: int, may_combine: bool) -> MetadataFilter:
         if key in _OF_FILTERS and may_combine:
-            if not isinstance(asked, (list, tuple)) or not asked:
-                raise self._refused(key, "a list of filters, at least one")
-            if self._by_function and not all(isinstance(each, Condition) for each in asked):
-                raise self._refused(key, f"a list of conditions, {_WRITTEN}")
-            return _combined(str(key), [self.mapping(each, levels - 1) for each in asked])
-        if not isinstance(key, str) or not key or len(key) > LONGEST or key.startswith("$") or "." in key:
-            allowed = f"{', '.join(_OF_FILTERS)}, a metadata key (no dots: what is nested cannot be filtered)"
-            raise self._refused(key, allowed if may_combine else f"a metadata key; operators {_WRITTEN}")
-        if self._by_function and isinstance(asked, Mapping):
-            raise self._refused(key, f"a text, a number, True or False; comparisons {_WRITTEN}")
-        asked = asked.said if isinstance(asked, Condition) else asked
-        conditions = asked if isinstance(asked, Mapping) else {"$eq": asked}
-        if not conditions:
-            raise self._refused(key, "a value, or at least one condition")
-        return _combined(
-            "$and",
-            [self._comparison(key, name, value) for name, value in conditions.items()],
-        )
+            self.need(isinstance(asked, (list, tuple)) and asked, key, "a list of filters, at least one")
+            is_written = not self.by_function or all(isinstance(each, Condition) for each in asked)
+            self.need(is_written, key, f"a list of conditions, {_WRITTEN}")
+            return _combined(key, [self.mapping(each, levels - 1) for each in asked])
+        is_key = isinstance(key, str) and 0 < len(key) <= LONGEST and not key.startswith("$") and "." not in key
+        bound = f"{', '.join(_OF_FILTERS)}, a metadata key (no dots: what is nested cannot be filtered)"
+        self.need(is_key, key, bound if may_combine else f"a metadata key; operators {_WRITTEN}")
+        is_chosen = self.by_function and isinstance(asked, Mapping)
+        self.need(not is_chosen, key, f"a text, a number, True or False; comparisons {_WRITTEN}")
+        said = _said(asked)
+        conditions = said if isinstance(said, Mapping) else {"$eq": said}
+        self.need(conditions, key, "a value, or at least one condition")
+        return _combined("$and", [self.comparison(key, name, value) for name, value in conditions.items()])
 
-    def _comparison(self, key: str, name: object, value: object) -> MetadataFilter:
-        if name not in _OF_VALUES:
-            raise self._refused(name, f"one of {', '.join(_OF_VALUES)}")
-        if name == "$in" and not isinstance(value, (list, tuple, set, frozenset)):
-            raise self._refused(name, "a list of values")
-        listed = tuple(value) if name == "$in" else (value,)  # type: ignore[arg-type]
-        self._terms += max(1, len(listed))
-        if self._terms > MOST_TERMS:
-            raise self._refused("more values", f"at most {MOST_TERMS} values to compare with")
-        values = tuple(self._value(str(name), each) for each in listed)
-        if name == "$in":
-            distinct = {(type(each).__name__, each): each for each in values}  # True is no 1
-            values = tuple(distinct[each] for each in sorted(distinct))
-        return MetadataFilter(str(name), key, values)
+    def comparison(self, key: str, name: Any, asked: Any) -> MetadataFilter:
+        self.need(name in _COMPARISONS, name, f"one of {', '.join(_COMPARISONS)}")
+        listed = asked if name == "$in" else [asked]
+        self.need(isinstance(listed, (list, tuple, set, frozenset)), name, "a list of values")
+        self.terms += max(1, len(listed))
+        self.need(self.terms <= MOST_TERMS, "more values", f"at most {MOST_TERMS} values to compare with")
+        values = [self.value(name, each) for each in listed]
+        distinct = sorted({(type(each).__name__, each) for each in values})  # True is no 1
+        return MetadataFilter(name, key, tuple(each for _, each in distinct))
 
-    def _value(self, name: str, value: object) -> str | int | float | bool:
-        if isinstance(value, str) and len(value) <= LONGEST:
-            return str.__str__(value)  # an enumeration's own text would be its name
-        if isinstance(value, (bool, np.bool_)) and name not in _ORDER:
-            return bool(value)
-        if isinstance(value, numbers.Integral) and not isinstance(value, bool) and abs(int(value)) <= 2**63:
-            return int(value)
-        if isinstance(value, (float, np.floating)) and math.isfinite(value):
-            return float(value)
-        raise self._refused(
-            f"{name} {type(value).__name__}",
+    def value(self, name: str, given: Any) -> Any:
+        value = plain(given.item() if isinstance(given, np.generic) else given)
+        is_equality = name in ("$eq", "$ne", "$in")
+        self.need(
+            (isinstance(value, str) and len(value) <= LONGEST)
+            or (isinstance(value, float) and math.isfinite(value))
+            or (isinstance(value, int) and abs(value) <= 2**63 and (is_equality or not isinstance(value, bool))),
+            f"{name} {type(given).__name__}",
             f"a finite number or a text of at most {LONGEST} characters",
         )
+        return value
 
-    def _refused(self, what: object, bound: str) -> InvalidParameter:
-        return InvalidParameter(
-            self._name,
-            what[:60] if isinstance(what, str) else type(what).__name__,
-            bound,
-        )
+    def need(self, is_so: object, what: object, bound: str) -> None:
+        """Raise `InvalidParameter` unless it is so, with what there is in its place, and what may be there."""
+        if not is_so:
+            shown = what[:60] if isinstance(what, str) else type(what).__name__
+            raise InvalidParameter(self.name, shown, bound)
+
+
+def _said(given: Any) -> Any:
+    return given.said if isinstance(given, Condition) else given

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 from langchain_core.documents import Document
-from langchain_core.stores import BaseStore
+from langchain_core.stores import BaseStore, InMemoryBaseStore
 
 from langchain_dpicl.errors import (
     InvalidParameter,
@@ -71,23 +71,19 @@ class MemberDocstore(OwnBucket, BaseStore[str, Document]):
 
     def mget(self, keys: Sequence[str]) -> list[Document | None]:
         """The documents with these ids, None for each that is not in the bucket."""
-        held = {exemplar[self._id_key]: exemplar for exemplar in self.bucket_here() if PARENT in exemplar}
-        return [self._document(held[key]) if key in held else None for key in keys]
-
-    async def amget(self, keys: Sequence[str]) -> list[Document | None]:
-        """`mget`, which waits for nothing."""
-        return self.mget(keys)
-
-    def _document(self, chunk: dict[str, Any]) -> Document:
-        return Document(
-            chunk[PARENT],
-            metadata={name: chunk[name] for name in chunk.keys() - self._without},
-        )
+        return self._documents().mget(keys)
 
     def yield_keys(self, *, prefix: str | None = None) -> Iterator[str]:
         """The ids of the bucket's documents."""
-        found = dict.fromkeys(exemplar[self._id_key] for exemplar in self.bucket_here() if PARENT in exemplar)
-        return (key for key in found if prefix is None or key.startswith(prefix))
+        return self._documents().yield_keys(prefix=prefix)
+
+    def _documents(self) -> InMemoryBaseStore[Document]:
+        found = InMemoryBaseStore[Document]()
+        for chunk in self.bucket_here():
+            if PARENT in chunk:
+                metadata = {name: chunk[name] for name in chunk.keys() - self._without}
+                found.mset([(chunk[self._id_key], Document(chunk[PARENT], metadata=metadata))])
+        return found
 
     def mset(self, *arguments: Any, **named: Any) -> NoReturn:
         """Refused: members cannot write."""
@@ -96,7 +92,7 @@ class MemberDocstore(OwnBucket, BaseStore[str, Document]):
             "documents"
         )
 
-    amset = mdelete = amdelete = mset
+    mdelete = mset
 
     def __repr__(self) -> str:
         return "MemberDocstore()"

@@ -43,27 +43,17 @@ def contents_of(vectorstore: VectorStore) -> tuple[list[Document], Vectors]:
     if not isinstance(vectorstore, VectorStore):
         raise InvalidParameter("vectorstore", type(vectorstore).__name__, "a LangChain VectorStore")
     name = type(vectorstore).__name__
-    homes = [(home.__module__, home.__name__) for home in type(vectorstore).__mro__]
+    homes = [f"{home.__module__}.{home.__name__}" for home in type(vectorstore).__mro__]
     reader = next((_READERS[home] for home in homes if home in _READERS), None)
     if reader is None:
         raise StoreError(f"a {name} cannot be taken over as it stands: {_TAKE_DOCUMENTS}, with their vectors if any")
-    kind, fault = attempt(_STORAGES.get(reader, lambda store: ""), vectorstore)
-    if kind:
-        raise StoreError(f"the {name} stores {kind}: {_TAKE_DOCUMENTS}")
-    if not fault:
-        entries, fault = attempt(_whole, reader, vectorstore)
+    found, fault = attempt(_whole, reader, vectorstore)
     if fault:
-        raise StoreError(f"the {name} cannot be read whole ({fault}): {_TAKE_DOCUMENTS}")
-    if entries is None:
-        raise StoreError(
-            f"the {name} holds an entry without a text, without a vector, or with metadata that is no mapping: "
-            f"{_TAKE_DOCUMENTS}"
-        )
-    documents, vectors = entries
-    ids = [document.id for document in documents]
-    if len(set(ids)) < len(ids) or "" in ids:
-        raise StoreError(f"the {name} holds an entry without an id, or two with the same: {_TAKE_DOCUMENTS}")
-    refuse_numbers(ids)
+        found = [], [], f"cannot be read whole ({fault})"
+    documents, vectors, problem = found
+    if problem:
+        raise StoreError(f"the {name} {problem}: {_TAKE_DOCUMENTS}")
+    refuse_numbers([document.id for document in documents])
     return documents, vectors
 
 
@@ -81,19 +71,35 @@ def refuse_numbers(ids: Sequence[str], known: Collection[str | None] = ()) -> No
             )
 
 
-def _whole(reader: _Reader, store: Any) -> tuple[list[Document], Vectors] | None:
-    """The documents and their vectors; None if an entry is no document with a vector."""
+class _OtherwiseError(Exception):
+    """A collection does not hold documents as they came. Its message quotes none."""
+
+
+def _whole(reader: _Reader, store: Any) -> tuple[list[Document], Any, str]:
+    """The documents and their vectors; and the problem of a collection that cannot be taken over."""
     from langchain_core.documents import Document
 
-    documents, vectors = [], []
-    for id, text, metadata, vector in reader(store):
-        metadata = {} if metadata is None else metadata
-        if not isinstance(text, str) or not isinstance(metadata, Mapping) or vector is None:
-            return None
-        metadata = copy.deepcopy(dict(metadata))
-        documents.append(Document(page_content=plain(text), metadata=metadata, id=plain(str(plain(id)))))
-        vectors.append(vector)
-    return documents, np.asarray(vectors, np.float32)
+    documents: list[Document] = []
+    vectors: list[Any] = []
+    try:
+        for id, text, given, vector in reader(store):
+            metadata = {} if given is None else given
+            if not isinstance(text, str) or not isinstance(metadata, Mapping) or vector is None:
+                raise _OtherwiseError(
+                    "holds an entry without a text, without a vector, or with metadata that is no mapping"
+                )
+            metadata = copy.deepcopy(dict(metadata))
+            documents.append(Document(page_content=plain(text), metadata=metadata, id=plain(str(plain(id)))))
+            vectors.append(vector)
+        ids = {document.id for document in documents}
+        if len(ids) < len(documents) or "" in ids:
+            raise _OtherwiseError("holds an entry without an id, or two with the same")
+    except _OtherwiseError as problem:
+        return [], [], str(problem)
+    return documents, np.asarray(vectors, np.float32), ""
+
+
+# -- each kind of collection -------------------------------------------------------------------------------------------
 
 
 def _in_memory(store: Any) -> Iterator[Entry]:
@@ -102,48 +108,42 @@ def _in_memory(store: Any) -> Iterator[Entry]:
 
 
 def _scikit_learn(store: Any) -> Iterator[Entry]:
+    if any(each.__name__ == "ParquetSerializer" for each in type(store._serializer).__mro__):
+        # Its columns have one type for all, so one record's metadata get the keys of others.
+        raise _OtherwiseError(
+            "stores metadata in Parquet, which gives all the same keys (fill one with a JSON serializer anew)"
+        )
     # It writes each text's own id into the metadata when it searches; here they are as they were given.
-    yield from zip(store._ids, store._texts, store._metadatas, store._embeddings, strict=True)
-
-
-def _scikit_learn_storage(store: Any) -> str:
-    """Refuses Parquet: its columns have one type for all, so one record's metadata get the keys of others."""
-    is_parquet = any(each.__name__ == "ParquetSerializer" for each in type(store._serializer).__mro__)
-    return "metadata in Parquet, which gives all the same keys (fill one with a JSON serializer anew)" * is_parquet
+    return zip(store._ids, store._texts, store._metadatas, store._embeddings, strict=True)
 
 
 def _faiss(store: Any) -> Iterator[Entry]:
+    import faiss
+
     ids = store.index_to_docstore_id
-    index, kind = _faiss_index(store.index)  # what is read is what is checked
-    count = index.ntotal
-    if kind or sorted(ids) != list(range(count)):
+    given = store.index  # what is read is what is checked
+    if kind := _faiss_kind(given):
+        raise _OtherwiseError(f"stores its vectors as {kind}, {_NOT_AS_THEY_CAME}")
+    index = faiss.downcast_index(given)  # without what Python code adds to it
+    if sorted(ids) != list(range(index.ntotal)):
         raise LookupError
-    vectors = index.reconstruct_n(0, count) if count else []
+    vectors = index.reconstruct_n(0, index.ntotal) if ids else []
     for i, vector in enumerate(vectors):
         document = store.docstore.search(ids[i])
         yield ids[i], document.page_content, document.metadata, vector
 
 
-def _faiss_storage(store: Any) -> str:
-    """The kind of index, unless it keeps each vector as it came: "" then."""
-    kind = _faiss_index(store.index)[1]
-    return kind and f"its vectors as {kind}, {_NOT_AS_THEY_CAME}"
-
-
-def _faiss_index(given: Any) -> tuple[Any, str]:
-    """The index without what Python code adds to it, and its kind, unless it keeps each vector as it came."""
+def _faiss_kind(given: Any) -> str:
+    """The kind of an index; empty if it keeps each vector as it came."""
     import faiss
 
-    found = index = faiss.downcast_index(given)
-    while type(given).__module__.split(".")[0] == "faiss":  # else a class of somebody's own
-        kind = type(index).__name__
-        if kind in ("IndexFlat", "IndexFlatL2", "IndexFlatIP"):
-            return found, ""
-        if kind not in _AROUND:
-            return found, kind
-        given = getattr(index, _AROUND[kind])
-        index = faiss.downcast_index(given)
-    return found, type(given).__name__
+    if type(given).__module__.split(".")[0] != "faiss":  # a class of somebody's own
+        return type(given).__name__
+    index = faiss.downcast_index(given)
+    kind = type(index).__name__
+    if kind in _AROUND:
+        return _faiss_kind(getattr(index, _AROUND[kind]))
+    return "" if kind in ("IndexFlat", "IndexFlatL2", "IndexFlatIP") else kind
 
 
 _AROUND = {"IndexHNSWFlat": "storage", "IndexIDMap2": "index"}
@@ -151,19 +151,18 @@ _AROUND = {"IndexHNSWFlat": "storage", "IndexIDMap2": "index"}
 
 
 def _chroma(store: Any) -> Iterator[Entry]:
+    parts = ["documents", "metadatas", "embeddings"]
     ids = store.get(include=[])["ids"]  # pages by number would skip documents if others are deleted meanwhile
     for start in range(0, len(ids), _PAGE):
-        page = store.get(ids[start : start + _PAGE], include=["documents", "metadatas", "embeddings"])
-        yield from zip(
-            page["ids"],
-            page["documents"],
-            page["metadatas"],
-            page["embeddings"],
-            strict=True,
-        )
+        page = store.get(ids[start : start + _PAGE], include=parts)
+        yield from zip(page["ids"], *[page[part] for part in parts], strict=True)
 
 
 def _qdrant(store: Any) -> Iterator[Entry]:
+    about = _named(store.client.get_collection(store.collection_name).config.params.vectors, store)
+    kind = getattr(getattr(about, "datatype", None), "value", "float32")  # what it searches by may be quantised
+    if kind != "float32":
+        raise _OtherwiseError(f"stores its vectors as {kind}, {_NOT_AS_THEY_CAME}")
     offset = None
     while True:
         points, offset = store.client.scroll(
@@ -175,25 +174,19 @@ def _qdrant(store: Any) -> Iterator[Entry]:
         )
         for point in points:
             payload = point.payload or {}
-            vector = point.vector
-            if isinstance(vector, dict):
-                vector = vector.get(store.vector_name)
             yield (
                 point.id,
                 payload.get(store.content_payload_key),
                 payload.get(store.metadata_payload_key),
-                vector,
+                _named(point.vector, store),
             )
         if offset is None:
             return
 
 
-def _qdrant_storage(store: Any) -> str:
-    """The type of the numbers, unless it is the usual one. What the collection searches by may be quantised."""
-    about = store.client.get_collection(store.collection_name).config.params.vectors
-    about = about.get(store.vector_name) if isinstance(about, dict) else about
-    kind = getattr(getattr(about, "datatype", None), "value", "float32")
-    return "" if kind == "float32" else f"its vectors as {kind}, {_NOT_AS_THEY_CAME}"
+def _named(vectors: Any, store: Any) -> Any:
+    """The store's own part of what Qdrant has by the names of vectors."""
+    return vectors.get(store.vector_name) if isinstance(vectors, dict) else vectors
 
 
 def _pgvector(store: Any) -> Iterator[Entry]:
@@ -204,22 +197,12 @@ def _pgvector(store: Any) -> Iterator[Entry]:
         yield from asked.filter(row.collection_id == collection.uuid).order_by(row.id).yield_per(_PAGE)
 
 
-_READERS: dict[tuple[str, str], _Reader] = {
-    ("langchain_core.vectorstores.in_memory", "InMemoryVectorStore"): _in_memory,
-    ("langchain_community.vectorstores.faiss", "FAISS"): _faiss,
-    ("langchain_community.vectorstores.sklearn", "SKLearnVectorStore"): _scikit_learn,
-    ("langchain_chroma.vectorstores", "Chroma"): _chroma,
-    ("langchain_qdrant.qdrant", "QdrantVectorStore"): _qdrant,
-    ("langchain_postgres.vectorstores", "PGVector"): _pgvector,
+_READERS: dict[str, _Reader] = {
+    "langchain_core.vectorstores.in_memory.InMemoryVectorStore": _in_memory,
+    "langchain_community.vectorstores.faiss.FAISS": _faiss,
+    "langchain_community.vectorstores.sklearn.SKLearnVectorStore": _scikit_learn,
+    "langchain_chroma.vectorstores.Chroma": _chroma,
+    "langchain_qdrant.qdrant.QdrantVectorStore": _qdrant,
+    "langchain_postgres.vectorstores.PGVector": _pgvector,
 }
 """By the class's home and name: the libraries need not be installed."""
-
-_STORAGES: dict[_Reader, Callable[[Any], str]] = {
-    _faiss: _faiss_storage,
-    _qdrant: _qdrant_storage,
-    _scikit_learn: _scikit_learn_storage,
-}
-"""The fault in how a collection is stored, by its reader.
-
-The other kinds have float32, or Python's floats, and metadata one by one.
-"""

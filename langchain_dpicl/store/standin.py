@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
-from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
-from langchain_core.vectorstores.utils import maximal_marginal_relevance
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
 
 from langchain_dpicl.calls import shut
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import OwnBucket
-from langchain_dpicl.private.bucket import Examples, MadeUp
+from langchain_dpicl.private.bucket import MadeUp
 from langchain_dpicl.store.filters import MetadataFilter
 from langchain_dpicl.store.records import (
     Vectors,
@@ -45,17 +44,13 @@ SearchFilter = Mapping[str, Any] | Callable[[Document], bool] | None
 
 def documents_of(bucket: Sequence[dict[str, Any]]) -> list[Document]:
     """A bucket's exemplars as LangChain documents, in its order."""
-    key = bucket.input_key if isinstance(bucket, Examples) else "text"
-    documents = [
-        Document(
-            each[key],
-            metadata={name: each[name] for name in each if name not in (key, PARENT)},
-        )
-        for each in bucket
-    ]
-    for document, exemplar in zip(documents, bucket, strict=True):
-        if isinstance(exemplar, MadeUp):
-            document.metadata = MadeUp(document.metadata)
+    key = getattr(bucket, "input_key", "text")
+    documents: list[Document] = []
+    for exemplar in bucket:
+        document = Document(exemplar[key])
+        shown = {name: exemplar[name] for name in exemplar if name not in (key, PARENT)}
+        document.metadata = type(exemplar)(shown)  # of a made-up example, with something under every key
+        documents.append(document)
     return documents
 
 
@@ -73,22 +68,30 @@ def check_search(search_type: object, settings: Mapping[str, Any]) -> None:
     _test_of(settings.get("filter"))
 
 
-class _Found(NamedTuple):
-    """A document of the bucket, the cosine of its vector and the query's, and its vector."""
+def _by_query(search: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A search by a vector, as one for a query's vector, with the same settings; and this, awaited."""
 
-    document: Document
-    cosine: float
-    vector: Vectors
+    def by_query(self: MemberVectorStore, query: str, *settings: Any, **named: Any) -> Any:
+        self.bucket_here()
+        vector = embed_query(self._embeddings, query, self._dimension)
+        return search(self, vector, *settings, **named)
+
+    async def by_query_awaited(self: MemberVectorStore, query: str, *settings: Any, **named: Any) -> Any:
+        self.bucket_here()
+        vector = await aembed_query(self._embeddings, query, self._dimension)
+        return search(self, vector, *settings, **named)
+
+    return by_query, by_query_awaited
 
 
 class MemberVectorStore(OwnBucket, VectorStore):
     """Stands in for a vector store in an app: within a member, each search reads that member's own exemplars.
 
     Build the app over it, in any shape (a tool, middleware, a graph's node, retrievers around its ``as_retriever()``),
-    and give the app to `PrivateEnsemble`. The selector draws the bucket; a search ranks it by the cosine of the query
-    that the app asks and the exemplars' vectors, which equals a search of a collection that holds the bucket alone. So
-    let the selector's ``max_exemplars`` be at least the ``k`` (or ``fetch_k``) of the app's searches. It holds no
-    record itself, and members cannot write to it.
+    and give the app to `PrivateEnsemble`. The selector draws the bucket. A search puts its documents, with their stored
+    vectors, into an `InMemoryVectorStore` and searches that: nothing is embedded but the query. So let the selector's
+    ``max_exemplars`` be at least the ``k`` (or ``fetch_k``) of the app's searches. It holds no record itself, and
+    members cannot write to it.
 
     Scores are cosines; relevance scores are these, negative ones 0. ``filter`` is a mapping (see
     `langchain_dpicl.store.filters`) or a function of the document. Settings that it would not carry out raise
@@ -98,16 +101,14 @@ class MemberVectorStore(OwnBucket, VectorStore):
     finds nothing. The made-up examples of a public question pass every filter, and are as near as can be.
     """
 
-    def __init__(self, embeddings: Embeddings, input_key: str, dimension: int, k: int = DOCUMENTS) -> None:
+    def __init__(self, embeddings: Embeddings, input_key: str, dimension: int) -> None:
         if getattr(embeddings, "query_embedding_store", None) is not None:
             raise UnsafeConfigurationError(
                 f"the store's {type(embeddings).__name__} keeps queries, and members would write there what they "
                 "search for, which can hold private text: give the store embeddings without a query_embedding_cache"
             )
         self._embeddings = embeddings
-        self._input_key = input_key
         self._dimension = dimension
-        self.k = k
 
     @property
     def embeddings(self) -> Embeddings | None:
@@ -121,102 +122,61 @@ class MemberVectorStore(OwnBucket, VectorStore):
 
     # -- searches ------------------------------------------------------------------------------------------------------
 
-    def similarity_search(
-        self, query: str, k: int | None = None, filter: SearchFilter = None, **kwargs: Any
-    ) -> list[Document]:
-        """The ``k`` nearest documents of the bucket."""
-        return [found.document for found in self._nearest(self._embed(query), k, filter, kwargs)]
-
-    async def asimilarity_search(
-        self, query: str, k: int | None = None, filter: SearchFilter = None, **kwargs: Any
-    ) -> list[Document]:
-        """`similarity_search`."""
-        return [found.document for found in self._nearest(await self._aembed(query), k, filter, kwargs)]
-
-    def similarity_search_with_score(
-        self, query: str, k: int | None = None, filter: SearchFilter = None, **kwargs: Any
+    def similarity_search_with_score_by_vector(
+        self,
+        embedding: Sequence[float] | Vectors,
+        k: int = DOCUMENTS,
+        filter: SearchFilter = None,
+        **others: Any,
     ) -> list[tuple[Document, float]]:
-        """The same with their cosines."""
-        return [found[:2] for found in self._nearest(self._embed(query), k, filter, kwargs)]
+        """The ``k`` documents of the bucket nearest to a vector of the store's embedding model, with their cosines.
 
-    async def asimilarity_search_with_score(
-        self, query: str, k: int | None = None, filter: SearchFilter = None, **kwargs: Any
-    ) -> list[tuple[Document, float]]:
-        """`similarity_search_with_score`."""
-        return [found[:2] for found in self._nearest(await self._aembed(query), k, filter, kwargs)]
+        The nearest comes first; equally near ones stand in the bucket's order.
+        """
+        check_search("similarity", others)
+        k = checks.whole("k", k)
+        query = self._checked(embedding)
+        documents, collection = self._collection(query, filter)
+        if not any(entry["vector"] @ query for entry in collection.store.values()):  # zero vectors have no cosine
+            return [(document, 0.0) for document in documents[:k]]
+        found = collection.similarity_search_with_score_by_vector(query, len(documents))  # type: ignore[arg-type]
+        ranked = sorted((-cosine, int(each.id or 0)) for each, cosine in found)
+        return [(documents[position], -farness) for farness, position in ranked[:k]]
 
     def similarity_search_by_vector(
-        self,
-        embedding: list[float],
-        k: int | None = None,
-        filter: SearchFilter = None,
-        **kwargs: Any,
+        self, embedding: Sequence[float] | Vectors, *settings: Any, **named: Any
     ) -> list[Document]:
-        """The documents nearest to a vector of the store's embedding model."""
-        return [found.document for found in self._nearest(self._given(embedding), k, filter, kwargs)]
-
-    async def asimilarity_search_by_vector(
-        self,
-        embedding: list[float],
-        k: int | None = None,
-        filter: SearchFilter = None,
-        **kwargs: Any,
-    ) -> list[Document]:
-        """`similarity_search_by_vector`, which waits for nothing."""
-        return self.similarity_search_by_vector(embedding, k, filter, **kwargs)
-
-    def max_marginal_relevance_search(
-        self,
-        query: str,
-        k: int | None = None,
-        fetch_k: int = FETCHED,
-        lambda_mult: float = 0.5,
-        filter: SearchFilter = None,
-        **kwargs: Any,
-    ) -> list[Document]:
-        """Of the ``fetch_k`` nearest documents, ``k`` that are near to the query and unlike each other."""
-        return self._diverse(self._embed(query), k, fetch_k, lambda_mult, filter, kwargs)
-
-    async def amax_marginal_relevance_search(
-        self,
-        query: str,
-        k: int | None = None,
-        fetch_k: int = FETCHED,
-        lambda_mult: float = 0.5,
-        filter: SearchFilter = None,
-        **kwargs: Any,
-    ) -> list[Document]:
-        """`max_marginal_relevance_search`."""
-        return self._diverse(await self._aembed(query), k, fetch_k, lambda_mult, filter, kwargs)
+        """The same without cosines."""
+        found = self.similarity_search_with_score_by_vector(embedding, *settings, **named)
+        return [document for document, _ in found]
 
     def max_marginal_relevance_search_by_vector(
         self,
-        embedding: list[float],
-        k: int | None = None,
+        embedding: Sequence[float] | Vectors,
+        k: int = DOCUMENTS,
         fetch_k: int = FETCHED,
         lambda_mult: float = 0.5,
         filter: SearchFilter = None,
-        **kwargs: Any,
+        **others: Any,
     ) -> list[Document]:
-        """The same for a vector of the store's embedding model."""
-        return self._diverse(self._given(embedding), k, fetch_k, lambda_mult, filter, kwargs)
+        """Of the ``fetch_k`` nearest documents, ``k`` that are near to the vector and unlike each other."""
+        check_search("mmr", others)
+        k = checks.whole("k", k)
+        fetch_k = checks.whole("fetch_k", fetch_k)
+        lambda_mult = checks.real("lambda_mult", lambda_mult, at_least=0.0, at_most=1.0)
+        query = self._checked(embedding)
+        documents, collection = self._collection(query, filter)
+        found = collection.max_marginal_relevance_search_by_vector(query, k, fetch_k, lambda_mult)  # type: ignore[arg-type]
+        return [documents[int(each.id or 0)] for each in found]
 
-    async def amax_marginal_relevance_search_by_vector(self, *arguments: Any, **named: Any) -> list[Document]:
-        """`max_marginal_relevance_search_by_vector`, which waits for nothing."""
-        return self.max_marginal_relevance_search_by_vector(*arguments, **named)
+    similarity_search, asimilarity_search = _by_query(similarity_search_by_vector)
+    similarity_search_with_score, asimilarity_search_with_score = _by_query(similarity_search_with_score_by_vector)
+    max_marginal_relevance_search, amax_marginal_relevance_search = _by_query(max_marginal_relevance_search_by_vector)
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         return lambda cosine: min(1.0, max(0.0, cosine))
 
-    def _embed(self, query: str) -> Vectors:
-        self.bucket_here()
-        return embed_query(self._embeddings, query, self._dimension)
-
-    async def _aembed(self, query: str) -> Vectors:
-        self.bucket_here()
-        return await aembed_query(self._embeddings, query, self._dimension)
-
-    def _given(self, embedding: Sequence[float]) -> Vectors:
+    def _checked(self, embedding: Sequence[float] | Vectors) -> Vectors:
         self.bucket_here()
         if len(embedding) != self._dimension:
             raise InvalidParameter(
@@ -227,46 +187,30 @@ class MemberVectorStore(OwnBucket, VectorStore):
         vector: Vectors = as_matrix([embedding], 1)[0]
         return vector
 
-    def _nearest(
-        self,
-        query: Vectors,
-        k: int | None,
-        filter: SearchFilter,
-        others: Mapping[str, Any] | None = None,
-    ) -> list[_Found]:
-        """The nearest of the bucket first; equally near ones in its order."""
-        check_search("similarity", others or {})
-        k = checks.whole("k", self.k if k is None else k)
+    def _collection(self, query: Vectors, filter: SearchFilter) -> tuple[list[Document], InMemoryVectorStore]:
+        """The bucket's documents that pass, and a collection of them, by their positions. Stored vectors stay.
+
+        A made-up example's vector is the query's. An example that is no record of a store has its text's.
+        """
         passes = _test_of(filter)
-        bucket = self.bucket_here()
-        found: list[_Found] = []
+        bucket: Any = self.bucket_here()
+        documents: list[Document] = []
+        collection = InMemoryVectorStore(self._embeddings)
         for exemplar, document in zip(list(bucket), documents_of(bucket), strict=True):
-            if passes(document) or isinstance(exemplar, MadeUp):
-                vector = query if isinstance(exemplar, MadeUp) else self._vector_of(exemplar, bucket, document)
-                found.append(_Found(document, float(vector @ query), vector))
-        return sorted(found, key=lambda each: -each.cosine)[:k]
-
-    def _vector_of(self, exemplar: dict[str, Any], bucket: Sequence[dict[str, Any]], document: Document) -> Vectors:
-        """The stored vector; of an example that is no record of a store, its text's."""
-        known = bucket.vector_of(exemplar) if isinstance(bucket, Examples) else None
-        return embed(self._embeddings, [document.page_content], progress=False)[0] if known is None else known
-
-    def _diverse(
-        self,
-        query: Vectors,
-        k: int | None,
-        fetch_k: int,
-        lambda_mult: float,
-        filter: SearchFilter,
-        others: Mapping[str, Any],
-    ) -> list[Document]:
-        lambda_mult = checks.real("lambda_mult", lambda_mult, at_least=0.0, at_most=1.0)
-        near = self._nearest(query, checks.whole("fetch_k", fetch_k), filter, others)
-        k = checks.whole("k", self.k if k is None else k)
-        if not near:
-            return []
-        vectors = [each.vector.tolist() for each in near]
-        return [near[i].document for i in maximal_marginal_relevance(query, vectors, lambda_mult, k)]
+            is_made_up = isinstance(exemplar, MadeUp)
+            if is_made_up or passes(document):
+                vector = query if is_made_up else bucket.vector_of(exemplar)
+                if vector is None:
+                    vector = embed(self._embeddings, [document.page_content], progress=False)[0]
+                position = str(len(documents))
+                collection.store[position] = {
+                    "id": position,
+                    "vector": vector,
+                    "text": document.page_content,
+                    "metadata": document.metadata,
+                }
+                documents.append(document)
+        return documents, collection
 
     # -- what members cannot do ----------------------------------------------------------------------------------------
 
@@ -274,13 +218,9 @@ class MemberVectorStore(OwnBucket, VectorStore):
         """Refused, and with it every way to add: members cannot write."""
         raise UnsafeConfigurationError("members cannot write: add records to the store itself, by its add()")
 
-    aadd_texts = add_texts
-
     def delete(self, *arguments: Any, **named: Any) -> NoReturn:
         """Refused: members cannot write."""
         raise UnsafeConfigurationError("members cannot write: let the store itself forget() an owner")
-
-    adelete = delete
 
     @classmethod
     def from_texts(cls, *arguments: Any, **named: Any) -> NoReturn:

@@ -199,13 +199,48 @@ def test_made_up_examples_pass_every_test(here: MemberVectorStore) -> None:
     found = within(lambda: retriever.invoke("desk"), bucket)
     assert [document.page_content for document in found] == ["a made-up example", "another"]
     assert found[0].metadata["any key"] == "a made-up any key"
-    assert len(within(lambda: here.max_marginal_relevance_search("desk"), bucket)) == 2
+    for filter in ({"page": {"$gt": 9}}, lambda document: document.metadata["page"] > 9):
+        assert len(within(lambda f=filter: here.max_marginal_relevance_search("desk", filter=f), bucket)) == 2
 
 
 def test_examples_that_came_without_vectors_are_embedded(store: ExemplarStore, here: MemberVectorStore) -> None:
     bare = Examples(bucket_of(store), "text")
     found = within(lambda: here.similarity_search_with_score("desk", 5), bare)
     assert texts(found) == texts(within(lambda: here.similarity_search_with_score("desk", 5), bucket_of(store)))
+
+
+class Counted(DeterministicFakeEmbedding):
+    """Counts the texts of documents that it embeds."""
+
+    documents: int = 0
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        self.documents += len(texts)
+        return super().embed_documents(texts)
+
+
+def test_a_stored_vector_is_searched_as_it_stands() -> None:
+    """Not its text's: the store may have been given another."""
+    model = Counted(size=8)
+    vectors = np.tile(np.eye(8, dtype=np.float32), (4, 1))[:30]
+    store = ExemplarStore.from_documents(DOCUMENTS[:30], model, owner_key="patient", vectors=vectors)
+    here, bucket = store.as_vectorstore(), bucket_of(store)
+    for position in range(8):
+        found = within(lambda vector=vectors[position]: here.similarity_search_with_score_by_vector(vector, 1), bucket)
+        assert [(document.page_content, score) for document, score in found] == [(f"note {position}", 1.0)]
+    for method, arguments, named in SEARCHES.values():
+        within(lambda m=method, a=arguments, n=named: getattr(here, m)(*a, **n), bucket)
+    assert model.documents == 0
+
+
+def test_vectors_of_zeros_are_as_near_as_all_else() -> None:
+    """A model of words gives them for unknown words. They have no cosine."""
+    vectors = np.zeros((30, 8), np.float32)
+    store = ExemplarStore.from_documents(DOCUMENTS[:30], EMBEDDINGS, owner_key="patient", vectors=vectors)
+    here = store.as_vectorstore()
+    for query in (VECTOR, [0.0] * 8):
+        found = within(lambda query=query: here.similarity_search_with_score_by_vector(query, 2), bucket_of(store))
+        assert [(document.page_content, score) for document, score in found] == [("note 0", 0.0), ("note 1", 0.0)]
 
 
 @pytest.mark.parametrize(
