@@ -101,7 +101,7 @@ class MemberVectorStore(OwnBucket, VectorStore):
     finds nothing. The made-up examples of a public question pass every filter, and are as near as can be.
     """
 
-    def __init__(self, embeddings: Embeddings, input_key: str, dimension: int) -> None:
+    def __init__(self, embeddings: Embeddings, dimension: int) -> None:
         if getattr(embeddings, "query_embedding_store", None) is not None:
             raise UnsafeConfigurationError(
                 f"the store's {type(embeddings).__name__} keeps queries, and members would write there what they "

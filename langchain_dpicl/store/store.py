@@ -542,7 +542,7 @@ class ExemplarStore(PrivateRecords):
         """
         from langchain_dpicl.store.standin import MemberVectorStore
 
-        return MemberVectorStore(self.embeddings, self.input_key, self.dimension)
+        return MemberVectorStore(self.embeddings, self.dimension)
 
     def as_docstore(self, id_key: str = "doc_id") -> MemberDocstore:
         """A LangChain document store that gives a member the whole documents of its own bucket's chunks, for a
