@@ -145,6 +145,7 @@ class Database:
     example = "sqlite:///budget.db"
     may_fork: ClassVar[bool] = False  # True if a child of a fork may go on with it
     application_id = 0  # of SQLite's file
+    page_size: ClassVar[int] = 4096  # of a new one, in bytes
     advice = ""  # for one that was lost
     is_nested = False  # True if its transactions run within another database's
     options: Mapping[str, Any] = {}  # for PostgreSQL's engine
@@ -209,6 +210,7 @@ class Database:
         )
         if (tables or application) and application != self.application_id:
             raise self.error(f"{self.url.database!r} is a database, but not a {self.noun}; it was left as it is")
+        connection.execute(f"PRAGMA page_size={self.page_size}")  # a file with content keeps its own
         _when_free(connection, "PRAGMA journal_mode=WAL")  # for which SQLite itself does not wait
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA secure_delete=ON")  # whatever SQLite was built with: a mark that went is gone

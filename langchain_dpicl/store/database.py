@@ -44,6 +44,7 @@ class StoreDatabase(sql.Database):
     advice = "open the store in a new process"
     example = "sqlite:///notes.db"
     application_id = APPLICATION
+    page_size: ClassVar[int] = 1024
     may_fork: ClassVar[bool] = True
     answer_seconds: ClassVar[float] = 600  # a gate on the server goes over all rows
     idle_seconds: ClassVar[float] = 600  # a head is fitted on the records of one moment

@@ -8,6 +8,11 @@ planner's statistics, which are copies that forgetting would not reach.
 it came, and one that went leaves its id beside that of the change in which it went. So whoever knows an entry finds in
 the tables what came and went since, and nothing else.
 
+**Overwritten.** SQLite moves the beginnings of rows from page to page, and may leave copies of them that secure_delete
+does not reach. The rest of a long row has pages of its own, which never move and are overwritten when it goes. So a
+page of zeros, ``apart``, stands in each row before all that is private. A hash may stay behind in an index: it tells no
+more than the mark of an owner who was forgotten.
+
 A change holds the collection's row until it is committed. So changes follow one another, entries have no gaps, and an
 owner has one number whatever process adds to it. Readers wait for nobody.
 """
@@ -29,7 +34,7 @@ from sqlalchemy.engine import Connection
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnknownOwner
 from langchain_dpicl.sql import direct
 from langchain_dpicl.store.base import Arrival, Identity, Numbers, owner_mark
-from langchain_dpicl.store.database import APPLICATION, MANY, among, fetch, fetch_among, given
+from langchain_dpicl.store.database import APPLICATION, MANY, StoreDatabase, among, fetch, fetch_among, given
 from langchain_dpicl.store.notes import OpenedBudget, merged
 from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys, Vectors, decoded, encoded
 
@@ -46,8 +51,14 @@ _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 _NUMBER = re.compile(r"#(0|[1-9][0-9]{0,17})")
 
 _TYPES = {
-    "sqlite": {"number": "integer", "bytes": "blob", "real": "real", "vector": "blob"},
-    "postgresql": {"number": "bigint", "bytes": "bytea", "real": "double precision"},
+    "sqlite": {
+        "number": "integer",
+        "bytes": "blob",
+        "real": "real",
+        "vector": "blob",
+        "apart": f"apart blob NOT NULL DEFAULT (zeroblob({StoreDatabase.page_size})),",
+    },
+    "postgresql": {"number": "bigint", "bytes": "bytea", "real": "double precision", "apart": ""},
 }
 _SHARED = (
     """CREATE TABLE IF NOT EXISTS dpicl_collections (name text PRIMARY KEY, identity text NOT NULL,
@@ -63,11 +74,11 @@ _SHARED = (
         mark {bytes} NOT NULL, PRIMARY KEY (collection, mark))""",
 )
 _OWN = (
-    """CREATE TABLE {owners} (number {number} PRIMARY KEY, name {bytes} NOT NULL, name_hash text NOT NULL UNIQUE,
-        content_hash text)""",
+    """CREATE TABLE {owners} (number {number} PRIMARY KEY, name_hash text NOT NULL UNIQUE, content_hash text,
+        {apart} name {bytes} NOT NULL)""",
     "CREATE INDEX {owners}_content ON {owners} (content_hash)",
     """CREATE TABLE {exemplars} (id {number} PRIMARY KEY, owner {number} NOT NULL REFERENCES {owners},
-        entry {number} NOT NULL, document {bytes}, document_hash text UNIQUE, content {bytes} NOT NULL,
+        entry {number} NOT NULL, document_hash text UNIQUE, {apart} document {bytes}, content {bytes} NOT NULL,
         embedding {vector} NOT NULL)""",
     "CREATE INDEX {exemplars}_owner ON {exemplars} (owner, id)",
     "CREATE INDEX {exemplars}_entry ON {exemplars} (entry, id)",
