@@ -8,9 +8,9 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -25,6 +25,7 @@ from langchain_dpicl.errors import (
     UnsafeConfigurationError,
 )
 
+T = TypeVar("T")
 APPLICATION = 0x64707376
 """SQLite's mark of a store's file."""
 IN_MEMORY = "sqlite://"
@@ -56,6 +57,7 @@ class StoreDatabase(sql.Database):
         """Held from the beginning of a moment until what is in memory has followed it."""
         self.loading = threading.Lock()
         """Held while all vectors are read."""
+        self._here = threading.local()
 
     def start_anew(self) -> None:
         super().start_anew()
@@ -98,6 +100,30 @@ class StoreDatabase(sql.Database):
 
     def _warn_of_memory(self) -> None:
         pass
+
+    def run(self, work: Callable[[Connection], T], kind: sql.Kind = "charge", **options: Any) -> T:
+        """`sql.Database.run`. A database in memory has one connection: during a thread's own moment it is read there,
+        and a change is a `StoreError`."""
+        if not self.is_in_memory or (connection := self._of_a_moment()) is None:
+            return super().run(work, kind, **options)
+        if kind == "read":
+            return work(connection)
+        raise StoreError("a store in memory is not changed within a reading of it: end the reading first")
+
+    @contextlib.contextmanager
+    def moment(self) -> Iterator[Connection]:
+        """`sql.Database.moment`. Raises `StoreError` for one within another, in memory."""
+        if self.is_in_memory and self._of_a_moment() is not None:
+            raise StoreError("a store in memory has one reading at a time in a thread: end the other one first")
+        with super().moment() as connection:
+            self._here.moment = connection
+            try:
+                yield connection
+            finally:
+                self._here.moment = None
+
+    def _of_a_moment(self) -> Connection | None:
+        return getattr(self._here, "moment", None)
 
     def tidy(self, *tables: str) -> bool:
         """Have what was deleted leave the files too, as far as this database can do it now. False: not yet.

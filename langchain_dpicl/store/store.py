@@ -459,8 +459,9 @@ class ExemplarStore(PrivateRecords):
         with ExitStack() as ends:
             with database.following:
                 view = self._followed(ends.enter_context(database.moment()))
-            self._here.view = view
-            ends.callback(self._end, view)
+                self._here.view = view
+                ends.callback(self._end, view)
+                self._tell_watchers(view)
             yield view
 
     def _end(self, view: StoreView) -> None:
@@ -468,7 +469,7 @@ class ExemplarStore(PrivateRecords):
         view.end()
 
     def _followed(self, connection: Connection) -> StoreView:
-        """This transaction's moment, to which what is in memory has followed. Watchers have heard what went."""
+        """This transaction's moment, to which what is in memory has followed."""
         collection = self._collection
         moment = tables.moment_of(connection, collection)
         if moment.identity != collection.identity or moment.entry < self._seen:
@@ -483,12 +484,16 @@ class ExemplarStore(PrivateRecords):
         if matrix is not None and matrix.entry < moment.entry:
             went = view.went_since(matrix.entry)
             self._matrix = view.known = matrix.followed(moment.entry, went, view.came_since(matrix.entry))
-        if moment.entry > self._seen:
+        return view
+
+    def _tell_watchers(self, view: StoreView) -> None:
+        """Let watchers hear what went before this moment. They may read; if one fails, all hear it again."""
+        entry = view.moment.entry
+        if entry > self._seen:
             if self._watchers and len(ids := view.went_since(self._seen)):
                 for watcher in self._watchers:
                     watcher(ids.tolist())
-            self._seen = moment.entry
-        return view
+            self._seen = entry
 
     def _load(self, view: StoreView) -> Matrix | None:
         """All rows at a reading's moment, in memory; None if none are to be kept."""
