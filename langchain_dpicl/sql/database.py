@@ -60,6 +60,7 @@ Kind = Literal["charge", "note", "read", "moment"]
 
 NAME = "a string of 1 to 255 characters, none of them NUL or half of a surrogate pair"
 _BUSY_SECONDS = 60
+_READERS_SECONDS = 1
 _FIRST_LOOK = 0.0003
 _LAST_LOOK = 0.005
 _FORK_SECONDS = 10.0
@@ -367,15 +368,16 @@ class Database:
     def write_through(self) -> bool:
         """Move the contents of SQLite's log into the file itself: a copy of the file then has it, and the log is empty.
 
-        False if somebody reads. Then it is left for later.
+        False if somebody reads for longer than a second, in which all writers wait. Then it is left for later.
         """
-        if not self.is_sqlite:
+        if self.path is None:
             return True
         self._enter()
         try:
             with contextlib.suppress(SQLAlchemyError, sqlite3.Error), self._writers:
                 pooled = self._engine.raw_connection()
                 try:
+                    pooled.cursor().execute(f"PRAGMA busy_timeout={1000 * _READERS_SECONDS}")
                     was_busy, *_ = pooled.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                     return not was_busy
                 finally:

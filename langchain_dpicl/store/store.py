@@ -282,6 +282,9 @@ class ExemplarStore(PrivateRecords):
             dimension=arrival.matrix.shape[1],
         )
         try:
+            made = store._collection
+            if (made.dimension, made.keys) != (arrival.matrix.shape[1], keys):
+                raise StoreError(f"there is a collection {name!r} of another dimension or with other keys already")
             store._database.run(partial(_fill, collection=store._collection, arrival=arrival))
         except BaseException:
             store.close()
