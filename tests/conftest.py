@@ -22,6 +22,7 @@ import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import RunnableLambda
+from moments import numbers_of
 from numpy.typing import NDArray
 
 from langchain_dpicl import (
@@ -33,6 +34,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
 )
 from langchain_dpicl.private.pickling import Pickler
+from langchain_dpicl.store.view import StoreView
 
 os.environ["PYTHONPATH"] = os.pathsep.join(  # scripts that tests start find the helpers, `by_hand` above all
     [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -77,8 +79,9 @@ class OwnerKeyedRandomness:
     def __init__(self, store: ExemplarStore, salt: int) -> None:
         self.store = store
         self.salt = salt
-        self.rows_of: Callable[..., Any] = store.rows_of  # a gate's test has its own: those that count
+        self.rows_of: Callable[..., Any] = StoreView.rows_of  # a gate's test has its own: those that count
         self._chosen: NDArray[np.int64] = np.empty(0, np.int64)
+        self._keys: list[str] = []
         self._uniform_calls = 0
 
     def _unit(self, *what: object) -> float:
@@ -86,8 +89,11 @@ class OwnerKeyedRandomness:
         return (int.from_bytes(digest[:7], "big") + 0.5) / 2**56
 
     def coin_positions(self, n: int, probability: float) -> NDArray[np.int64]:
-        keys = list(self.store.owners)
-        assert n == len(keys), "one coin per owner, no more and no fewer"
+        with self.store.reading() as view:
+            named = dict(zip(numbers_of(self.store).tolist(), self.store.owners, strict=True))
+            keys = [named.get(number, f"gone {number}") for number in view.numbers.tolist()]
+        assert n == len(keys), "one coin per owner's number, no more and no fewer"
+        self._keys = keys
         self._uniform_calls = 0
         self._chosen = np.array(
             [i for i, key in enumerate(keys) if self._unit(key, "coin") < probability], dtype=np.int64
@@ -96,18 +102,17 @@ class OwnerKeyedRandomness:
 
     def integers(self, high: int, size: int) -> NDArray[np.int64]:
         assert size == len(self._chosen), "one member per sampled owner"
-        keys = self.store.owners
-        return np.array([int(self._unit(keys[i], "member") * high) for i in self._chosen], dtype=np.int64)
+        return np.array([int(self._unit(self._keys[i], "member") * high) for i in self._chosen], dtype=np.int64)
 
     def uniforms(self, size: int) -> NDArray[np.float64]:
         self._uniform_calls += 1
         if self._uniform_calls == 1:
             assert size == len(self._chosen), "one priority per sampled owner"
-            keys = self.store.owners
-            return np.array([self._unit(keys[i], "priority") for i in self._chosen], dtype=np.float64)
-        rows, *_ = self.rows_of(self.store.numbers[self._chosen])
-        assert size == len(rows), "one order number per exemplar of a sampled owner"
-        texts = [exemplar["input"] for exemplar in self.store.read(rows)]
+            return np.array([self._unit(self._keys[i], "priority") for i in self._chosen], dtype=np.float64)
+        with self.store.reading() as view:
+            rows, *_ = self.rows_of(view, self._chosen)
+            texts = [exemplar["input"] for exemplar in view.read(rows)]
+        assert size == len(texts), "one order number per exemplar of a sampled owner"
         return np.array([self._unit(text, "order") for text in texts], dtype=np.float64)
 
     def discrete_gaussian(self, sigma: float, size: int) -> NDArray[np.int64]:

@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from moments import numbers_of
 
 from langchain_dpicl import ExemplarStore, LedgerError, PrivacyWarning
 from langchain_dpicl.budget import schema
@@ -401,7 +402,7 @@ class TicketThief(Thief):
     def payment(self, process: Process) -> TicketPayment:
         assert process.tickets is not None
         self.turn = getattr(self, "turn", 0) + 1
-        numbers = self.store.numbers
+        numbers = numbers_of(self.store)
         self.key = process.tickets.marks.key_for(self.store)
         eligible = process.tickets.marks.find(self.store, numbers[np.arange(len(numbers)) != self.turn % 4])
         return TicketPayment(process.tickets, [eligible])
@@ -418,8 +419,9 @@ class TicketThief(Thief):
         used = dict(self.at.read(place, USED))
         if not self.begun:
             return True
-        marks = self.store.marks(self.store.numbers, self.key)
-        of = zip(self.store.numbers.tolist(), marks, strict=True)
+        numbers = numbers_of(self.store)
+        with self.store.reading() as view:
+            of = zip(numbers.tolist(), view.marks(numbers, self.key), strict=True)
         return all(used.get(mark.hex(), 0) + lost >= self.begun[number] for number, mark in of)
 
     @rule(data=st.data())

@@ -410,16 +410,20 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
                 among = sought.eligible(view)
             chosen = among[draw.coin_positions(len(among), rate)]
             priority = draw.uniforms(len(chosen))
+            rows, position, far = sought.rows(view, chosen)
             if self.calls is None:
                 buckets_made = self.members
                 member_of = draw.integers(self.members, len(chosen))
             else:
-                first = np.argsort(priority)[: self.max_calls]
-                chosen = chosen[first]
-                priority = priority[first]
-                buckets_made = len(chosen)
-                member_of = np.arange(buckets_made)
-            rows, position, far = sought.rows(view, chosen)
+                there = np.unique(position)  # a forgotten owner has a coin, but no row, and so no call
+                called = there[np.argsort(priority[there])][: self.max_calls]
+                buckets_made = len(called)
+                member_of = np.full(len(chosen), -1)
+                member_of[called] = np.arange(buckets_made)
+                is_called = member_of[position] >= 0
+                rows = rows[is_called]
+                position = position[is_called]
+                far = far[is_called]
             order_within = draw.uniforms(len(rows))
             # Of one owner's rows the nearest, else the first in its own random order.
             kept = np.lexsort((order_within, far, position))

@@ -17,6 +17,7 @@ from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.load import dumps
 from langchain_core.prompts import FewShotPromptTemplate, FewShotPromptWithTemplates, PromptTemplate
 from langchain_core.runnables import RunnableLambda
+from moments import exemplars_of
 from scipy import stats
 
 from langchain_dpicl import (
@@ -34,6 +35,7 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.privacy import SecureRandomness
 from langchain_dpicl.selection import Examples
+from langchain_dpicl.store.view import StoreView
 
 FALSE_ALARM = 1e-7  # of every statistical test below; there are about a dozen
 
@@ -148,8 +150,9 @@ class Chunking(PoissonExampleSelector):
 
     def sample(self, rate: float | None = None) -> list[Examples]:
         chosen = self._randomness.coin_positions(self.store.owner_count, self.rate)
-        rows, _ = self.store.rows_of(chosen)
-        return [Examples(self.store.read(part)) for part in np.array_split(rows, self.members)]
+        with self.store.reading() as view:
+            rows, _ = view.rows_of(chosen)
+            return [Examples(view.read(part)) for part in np.array_split(rows, self.members)]
 
 
 class FixedSize(PoissonExampleSelector):
@@ -161,9 +164,11 @@ class FixedSize(PoissonExampleSelector):
         coins = [draw._unit(key, "coin") for key in self.store.owners]
         chosen = np.sort(owners[np.argsort(coins)][: max(1, round(self.rate * 11))])
         draw._chosen = chosen
+        draw._keys = list(self.store.owners)
         members = draw.integers(self.members, len(chosen))
-        rows, position = self.store.rows_of(chosen)
-        exemplars = self.store.read(rows)
+        with self.store.reading() as view:
+            rows, position = view.rows_of(chosen)
+            exemplars = view.read(rows)
         return [
             Examples(e for e, p in zip(exemplars, position, strict=True) if members[p] == member)
             for member in range(self.members)
@@ -176,7 +181,7 @@ class PerExemplarCoins(PoissonExampleSelector):
     def sample(self, rate: float | None = None) -> list[Examples]:
         draw: Any = self._randomness
         buckets = [Examples() for _ in range(self.members)]
-        for exemplar in self.store.read(np.arange(len(self.store), dtype=np.int64)):
+        for exemplar in exemplars_of(self.store):
             if draw._unit(exemplar["input"], "coin") < self.rate:
                 buckets[int(draw._unit(exemplar["input"], "member") * self.members)].append(exemplar)
         return buckets
@@ -246,6 +251,17 @@ def test_forgetting_an_owner_is_the_same_as_never_having_had_it(store_of: Any, o
     assert max(changed) == 1
 
 
+@pytest.mark.parametrize("max_calls", [None, 4])
+def test_a_forgotten_owner_has_no_call_and_takes_nobodys_place(max_calls: int | None, store_of: Any) -> None:
+    """Its number keeps a coin. A call without an example would cost as much as any other."""
+    store = store_of([{"input": f"text {i}", "output": "Positive", "owner": f"owner-{i}"} for i in range(9)])
+    for i in range(5):
+        store.forget(f"owner-{i}")
+    selector = PoissonExampleSelector(store, calls=2, max_calls=max_calls, rate=1.0)
+    for _ in range(5):
+        assert sorted(texts(selector.sample())) == [[f"text {i}"] for i in range(5, 9)]
+
+
 @pytest.mark.parametrize("kind", [Chunking, FixedSize, PerExemplarCoins])
 def test_the_coupling_test_finds_the_mistakes_made_elsewhere(
     kind: type[PoissonExampleSelector], store_of: Any, owner_keyed: Any
@@ -295,19 +311,22 @@ def test_the_plans_rate_replaces_the_selectors_own(store_of: Any, records: Any) 
     assert sum(map(len, selector.sample())) == 0
 
 
-def test_cost_grows_with_the_sample_and_not_with_the_store(embeddings: Any, counting: Any) -> None:
+def test_cost_grows_with_the_sample_and_not_with_the_store(
+    embeddings: Any, counting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Numbers drawn and texts read, no clock: at the same expected sample of 50 a store of 200 times the size costs the
     same. P(sample > 150) < 1e-29."""
     drawn = {}
+    reads: list[int] = []
+    read = StoreView.read
+    monkeypatch.setattr(StoreView, "read", lambda view, rows: (reads.append(len(rows)), read(view, rows))[1])
     for owners in (500, 100_000):
         store = ExemplarStore.from_texts(
             ["t"] * owners, embeddings, vectors=np.ones((owners, 1), np.float32), progress=False
         )
         selector = PoissonExampleSelector(store, 5, rate=50 / owners, max_exemplars=100)
         selector._randomness = counting(9)
-        reads: list[int] = []
-        read = store.read
-        store.read = lambda rows, read=read, reads=reads: (reads.append(len(rows)), read(rows))[1]  # type: ignore
+        reads.clear()
         assert sum(map(len, selector.sample())) == reads[0] < 150
         drawn[owners] = selector._randomness.drawn
     assert max(drawn.values()) < 4 * 150
@@ -479,7 +498,7 @@ def test_within_a_member_the_selector_gives_this_members_own_bucket(
         assert all(exemplar in text for exemplar in bucket)
     shown = [exemplar for _, bucket in seen for exemplar in bucket]
     assert len(shown) == len(set(shown)) > 0, "no owner is in two buckets; a bucket may be too full for one"
-    assert set(shown) <= {exemplar["input"] for exemplar in store.read(np.arange(12))}
+    assert set(shown) <= {exemplar["input"] for exemplar in exemplars_of(store)}
 
 
 @pytest.mark.parametrize("kind", [FewShotPromptTemplate, FewShotPromptWithTemplates])
@@ -511,7 +530,7 @@ def test_a_bucket_from_the_selector_is_a_copy(sealed_of: Callable[..., Any], sto
         return "Positive"
 
     sealed_of(spoil, store=store, members=2).invoke({"input": "q"})
-    assert "spoiled" not in repr(store.read(np.arange(6)))
+    assert "spoiled" not in repr(exemplars_of(store))
 
 
 def test_adding_an_example_adds_it_to_the_store(store_of: Any, records: Any) -> None:
