@@ -24,11 +24,10 @@ import pytest
 from branching import Coins, Tree
 from numpy.typing import NDArray
 
-from langchain_dpicl import PoissonExampleSelector, aggregators
+from langchain_dpicl import ExemplarStore, PoissonExampleSelector, aggregators
 from langchain_dpicl.aggregators import keywords, numbers
 from langchain_dpicl.decoding import answer
 from langchain_dpicl.privacy.profile import Direction, Profile
-from langchain_dpicl.store.base import PrivateStore
 
 EPSILONS = (-1.0, -0.3, 0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)
 SLACK = 1e-9
@@ -159,7 +158,7 @@ WAYS_TO_SAMPLE: list[dict[str, Any]] = [
 ]
 
 
-def check_seen(store_of: Callable[[list[dict[str, Any]]], PrivateStore], how: Mapping[str, Any]) -> None:
+def check_seen(store_of: Callable[[list[dict[str, Any]]], ExemplarStore], how: Mapping[str, Any]) -> None:
     """AssertionError unless calls see the records within 60 degrees of the query (and of ward 1) and no others, and
     sample as if there were no others: every coin, member, priority and order. The store's model is `Degrees`."""
     records = [

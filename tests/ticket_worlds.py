@@ -23,6 +23,7 @@ import numpy as np
 from branching import Coins, Tree
 from langchain_core.embeddings import Embeddings
 from ledger_files import copy_ledger
+from moments import eligible, names_of
 from numpy.typing import NDArray
 from profiles import repeated_delta
 from tickets_on_disk import burnt
@@ -136,8 +137,8 @@ class World:
         store = build(self.owners) if self.owners else None
         if store is None:
             return frozenset()
-        found = store.eligible(store.embed_query(f"? {at}"), THRESHOLD)
-        return frozenset(store.owners[int(number)] for number in found)
+        found = eligible(store, store.embed_query(f"? {at}"), THRESHOLD)
+        return frozenset(names_of(store, found))
 
     def pay(self, state: State, query: Query) -> tuple[frozenset[str], State]:
         """Who flips a coin, and what is burnt afterwards."""

@@ -8,8 +8,9 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
+from moments import marks_of
+
 from langchain_dpicl import ExemplarStore
-from langchain_dpicl.store.base import PrivateStore
 
 
 def path_of(url: str) -> str:
@@ -49,7 +50,7 @@ def used_in(url: str, line: str = "vote", principal: str = "", plan: str = "defa
     return {bytes.fromhex(str(mark)): int(str(used)) for mark, used in found}
 
 
-def key_in(url: str, store: PrivateStore | None = None) -> bytes:
+def key_in(url: str, store: ExemplarStore | None = None) -> bytes:
     """The key of a ledger's marks: the store's own, or that of the key file beside the ledger."""
     own, file = () if store is None else store.mark_keys(), Path(f"{path_of(url)}.key")
     if own or not file.exists():  # nobody was asked for so far
@@ -58,11 +59,8 @@ def key_in(url: str, store: PrivateStore | None = None) -> bytes:
 
 
 def burnt(
-    url: str, store: PrivateStore, line: str = "vote", principal: str = "", plan: str = "default"
+    url: str, store: ExemplarStore, line: str = "vote", principal: str = "", plan: str = "default"
 ) -> dict[str, int]:
     """The tickets that every owner of a store has used; 0 for one without a row."""
-    assert isinstance(store, ExemplarStore)
-    numbers = store.numbers
-    marks = store.marks(numbers, key_in(url, store))
     of = used_in(url, line, principal, plan)
-    return {owner: of.get(mark, 0) for owner, mark in zip(store.owners, marks, strict=True)}
+    return {owner: of.get(mark, 0) for owner, mark in marks_of(store, key_in(url, store)).items()}

@@ -62,7 +62,8 @@ budget = PrivacyBudget(1000, 1e-5, 40, f"sqlite:///{folder}/budget.db", replay=F
 release = PrivateEnsemble(selector, RunnableLambda(member)) | DPAggregate(
     NoisyVote(["Positive", "Negative"]), budget, return_receipt=True
 )
-bucket = store.read(np.arange(8))
+with store.reading() as view:
+    bucket = view.read(np.arange(8))
 naive = RunnableLambda(lambda values: {**values, "examples": bucket}) | RunnableParallel(
     {f"member_{i}": member for i in range(3)}
 ) | RunnableLambda(lambda votes: "Positive")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from moments import exemplars_of
 from owner_laws import Owners, check_selector
 
 from langchain_dpicl import ExemplarStore, PoissonExampleSelector
@@ -19,7 +19,7 @@ class CoinsByExemplar(PoissonExampleSelector):
     """The mutant: samples from a store in which each exemplar is its own owner."""
 
     def __init__(self, store: ExemplarStore, members: int, **options: Any) -> None:
-        rows = [{"input": exemplar["input"]} for exemplar in store.read(np.arange(len(store)))]
+        rows = [{"input": exemplar["input"]} for exemplar in exemplars_of(store)]
         apart = ExemplarStore.from_records(rows, DeterministicFakeEmbedding(size=2), output_key=None)
         super().__init__(apart, members, **options)
 

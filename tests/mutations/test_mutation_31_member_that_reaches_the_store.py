@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from langchain_core.runnables import RunnableLambda
+from moments import exemplars_of
 
 from langchain_dpicl import PoissonExampleSelector, PrivateEnsemble, UnsafeConfigurationError
 from langchain_dpicl.calls import shut
@@ -23,7 +23,7 @@ Member = Callable[[dict[str, Any]], str]
 
 def by_name(store: Any) -> Member:
     """The store stands in the function's closure."""
-    return lambda values: str(store.read(np.array([RECORD]))[0]["input"])
+    return lambda values: str(exemplars_of(store)[RECORD]["input"])
 
 
 def by_selector(store: Any) -> Member:
@@ -38,7 +38,7 @@ def by_chance(store: Any) -> Member:
 
     def member(values: dict[str, Any]) -> str:
         held = getattr(sys.modules[__name__], "".join(["H", "ELD"]))["store"]
-        return str(held.read(np.array([RECORD]))[0]["input"])
+        return str(exemplars_of(held)[RECORD]["input"])
 
     return member
 

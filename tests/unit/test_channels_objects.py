@@ -28,6 +28,7 @@ from channels import (
 )
 from langchain_core.load import dumpd, dumps
 from langchain_core.runnables import RunnablePassthrough
+from moments import exemplars_of
 from pydantic_core import PydanticSerializationError
 
 from langchain_dpicl import EmbeddingMean, Keywords, NoisyVote, PrivacyBudget, UnsafeConfigurationError
@@ -62,10 +63,14 @@ def objects(release: Any) -> dict[str, Any]:
     (charged,) = run(charge(release, [request]))
     private = run(guarded(release.work(charged)))
     receipt = request.line.record(charged.entry, *release.kept(charged, private)[:2])
+    selector.store.load_vectors()
+    with selector.store.reading() as view:
+        assert len(view.numbers) > 0
     return {
         "store": selector.store,
         "the owners": selector.store.owners,
-        "the arena": selector.store._held.texts,
+        "a view": view,
+        "the vectors": selector.store._matrix,
         "selector": selector,
         "buckets": selector.sample(),
         "ensemble": ensemble,
@@ -124,7 +129,7 @@ def test_no_serialiser_writes_a_secret(release: Any) -> None:
 
 def test_what_holds_the_examples_is_neither_pickled_nor_copied(release: Any) -> None:
     held = objects(release)
-    for name in ("store", "the owners", "the arena", "buckets", "selector", "ensemble", "release", "chain"):
+    for name in ("store", "the owners", "a view", "buckets", "selector", "ensemble", "release", "chain"):
         for serialise in (pickle.dumps, copy.deepcopy):
             with pytest.raises((UnsafeConfigurationError, TypeError, pickle.PicklingError, AttributeError)):
                 serialise(held[name])
@@ -133,9 +138,8 @@ def test_what_holds_the_examples_is_neither_pickled_nor_copied(release: Any) -> 
 def test_what_is_looked_for_is_there(store: Any) -> None:
     """The control: plain containers of the same would show it."""
     assert found_in(written(secret_records())) == [EXEMPLAR, OWNER]
-    assert found_in(repr(store.read(store._held.ids))) == [EXEMPLAR]
+    assert found_in(repr(exemplars_of(store))) == [EXEMPLAR]
     assert found_in(repr(list(store.owners))) == [OWNER]
-    assert found_in(repr(dict(store._owner_slots))) == [OWNER]
 
 
 def test_graphs_and_schemas_show_no_secret(release: Any) -> None:

@@ -422,25 +422,25 @@ def test_a_kept_store_follows_its_file_and_embeds_only_what_is_new(
     rows = [f"text {i},{'good' if i % 2 else 'bad'},p{i // 2}" for i in range(200)]
     header = "text,label,who"
     (tmp_path / "r.csv").write_text(csv_of(",", *rows, header=header))
-    kept = fit("--store", "s.npz", "--owner-key", "who", "--private-notes")
+    kept = fit("--store", "s.db", "--owner-key", "who", "--private-notes")
     assert run(capsys, *kept)[0] == 0
     assert len(model.seen) == 200
     model.seen.clear()
     assert "up to date" in run(capsys, *kept)[2]
     assert len(model.seen) == 1, "one text shows that the model is still the same"
-    assert len(ExemplarStore.load("s.npz", model).released_once) == 1
+    assert len(ExemplarStore.load("s.db", model).released_once) == 1
 
     changed = ["new text,good,p0", "text 1,bad,p0", *rows[2:198]]  # a text, a label, two records gone
     (tmp_path / "r.csv").write_text(csv_of(",", *changed, header=header))
     model.seen.clear()
     assert "2 records came, 4 went, 1 texts were embedded" in run(capsys, *kept)[2]
     assert model.seen[1:] == ["new text"]
-    store = ExemplarStore.load("s.npz", model)
+    store = ExemplarStore.load("s.db", model)
     assert (len(store), store.owner_count, len(store.released_once)) == (198, 99, 1)
 
-    assert run(capsys, "forget", "--store", "s.npz", "--owner", "p7")[0] == 0
+    assert run(capsys, "forget", "--store", "s.db", "--owner", "p7")[0] == 0
     assert "2 records of forgotten owners are left out" in run(capsys, *kept)[2]
-    store = ExemplarStore.load("s.npz", model)
+    store = ExemplarStore.load("s.db", model)
     assert (len(store), "p7" in store.owners) == (196, False), "the file does not bring a forgotten owner back"
 
 
@@ -449,8 +449,8 @@ def test_a_kept_store_refuses_another_model_other_keys_and_other_data(
 ) -> None:
     (tmp_path / "r.csv").write_text(csv_of(",", *[f"text {i},good" for i in range(9)]))
     records = [{"text": f"text {i}", "label": "good"} for i in range(9)]
-    ExemplarStore.from_records(records, model, input_key="text", output_key="label").save("s.npz")
-    before = (tmp_path / "s.npz").read_bytes()
+    ExemplarStore.from_records(records, model, input_key="text", output_key="label").save("s.db")
+    before = (tmp_path / "s.db").read_bytes()
     for size in (8, 4):
 
         class Other(DeterministicFakeEmbedding):
@@ -458,12 +458,12 @@ def test_a_kept_store_refuses_another_model_other_keys_and_other_data(
                 return super().embed_documents([f"{text}!" for text in texts])
 
         monkeypatch.setattr(local, "local_embeddings", lambda size=size: Other(size=size))
-        code, _, err = run(capsys, *fit("--store", "s.npz"))
+        code, _, err = run(capsys, *fit("--store", "s.db"))
         assert (code, "this embedding model" in err) == (1, True)
     monkeypatch.setattr(local, "local_embeddings", lambda: model)
-    code, _, err = run(capsys, *fit("--store", "s.npz", "--owner-key", "text"))
+    code, _, err = run(capsys, *fit("--store", "s.db", "--owner-key", "text"))
     assert (code, "owner_key=None" in err) == (1, True)
     (tmp_path / "r.csv").write_text(csv_of(",", *[f"other {i},good" for i in range(9)]))
-    code, _, err = run(capsys, *fit("--store", "s.npz"))
+    code, _, err = run(capsys, *fit("--store", "s.db"))
     assert (code, "lacks more than half of its texts" in err) == (1, True)
-    assert (tmp_path / "s.npz").read_bytes() == before
+    assert (tmp_path / "s.db").read_bytes() == before

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from ears import Ears
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from moments import eligible, similarities
 from ways import WAYS, ask
 
 from langchain_dpicl import (
@@ -58,7 +59,7 @@ def drawn(selector: PoissonExampleSelector, values: Any = QUERY, principal: str 
 def test_gate_and_filter_are_for_one_exemplar(store: Any) -> None:
     """An owner whose near exemplar is of another team is not eligible, though it has one of the team."""
     query = store.embed_query(QUERY["input"])
-    near = store.similarity(np.arange(36), query)
+    near = similarities(store, query)
     for threshold in sorted(near.tolist())[::5]:
         selector = one_each(store, threshold=threshold, filter={"team": "b"})
         expected = [i for i in range(12) if near[3 * i + 1] >= threshold]
@@ -98,9 +99,9 @@ def test_what_a_store_learns_and_forgets_counts_at_once(store: Any) -> None:
 
 def test_callers_who_name_many_keys_do_not_fill_the_memory(store: Any) -> None:
     for i in range(100):
-        store.passing(np.arange(36), MetadataFilter.parse({f"key {i}": 1, "team": "a"}))
-    assert len(store._columns) <= 16
-    assert store.passing(np.arange(36), MetadataFilter.parse({"team": "a"})).sum() == 5
+        eligible(store, None, -1.0, MetadataFilter.parse({f"key {i}": 1, "team": "a"}))
+    assert len(store._matrix._columns) <= 16
+    assert len(eligible(store, None, -1.0, MetadataFilter.parse({"team": "a"}))) == 5
 
 
 @pytest.mark.slow

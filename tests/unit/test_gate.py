@@ -11,7 +11,7 @@ import pytest
 from ears import Ears
 from exact import WAYS_TO_SAMPLE, check_seen
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
-from langchain_dpicl.store.memory import inner_products, rounding
+from moments import eligible, names_of, numbers_of, similarities
 from ticket_worlds import Degrees
 from ways import WAYS, ask
 
@@ -25,6 +25,7 @@ from langchain_dpicl import (
     ShareThreshold,
 )
 from langchain_dpicl.selection import Examples
+from langchain_dpicl.store.matrix import inner_products, rounding
 
 QUERY = {"input": "what does text 3.1 say?"}
 DIMENSION = 8
@@ -68,9 +69,8 @@ def test_an_owner_is_eligible_whose_best_exemplar_reaches_the_threshold(threshol
     for row in rows:
         best[row["owner"]] = max(best.get(row["owner"], -1.0), cosine(row["input"]))
     assert all(abs(value - threshold) > 1e-4 for value in best.values()), "no rounding decides here"
-    found = store.eligible(store.embed_query(QUERY["input"]), threshold)
-    names = [store.owners[int(number)] for number in found]
-    assert set(names) == {owner for owner, value in best.items() if value >= threshold}
+    found = eligible(store, store.embed_query(QUERY["input"]), threshold)
+    assert set(names_of(store, found)) == {owner for owner, value in best.items() if value >= threshold}
     assert (np.diff(found) > 0).all()
 
 
@@ -82,9 +82,9 @@ def test_a_range_search_and_the_rounding_lose_and_add_nobody() -> None:
     texts = [f"t{i}" for i in range(400)]
     store = ExemplarStore.from_texts(texts, DeterministicFakeEmbedding(size=384), vectors=vectors, progress=False)
     query = store.embed_query("q")
-    near = store.similarity(np.arange(400), query)
+    near = similarities(store, query)
     for row in range(0, 400, 7):
-        found = store.eligible(query, float(near[row]))
+        found = eligible(store, query, float(near[row]))
         assert found.tolist() == np.flatnonzero(near >= near[row]).tolist()
         assert row in found
 
@@ -106,23 +106,23 @@ def test_eligibility_is_the_owners_own(store_of: Any) -> None:
     rows = rows_of(PER_OWNER)
     everyone = store_of(rows)
     query = everyone.embed_query(QUERY["input"])
-    for threshold in everyone.similarity(np.arange(len(rows)), query).tolist():
-        names = {everyone.owners[int(number)] for number in everyone.eligible(query, threshold)}
+    for threshold in similarities(everyone, query).tolist():
+        names = set(names_of(everyone, eligible(everyone, query, threshold)))
         for owner in sorted({row["owner"] for row in rows}):
             alone = store_of([row for row in rows if row["owner"] == owner])
-            assert (len(alone.eligible(query, threshold)) == 1) == (owner in names)
+            assert (len(eligible(alone, query, threshold)) == 1) == (owner in names)
 
 
 def test_owners_numbers_stay_when_others_are_forgotten(store_of: Any) -> None:
     rows = rows_of([2, 2, 2, 2])
     store = store_of(rows)
     query = store.embed_query("q")
-    numbers = {store.owners[int(number)]: int(number) for number in store.eligible(query, -1.0)}
+    numbers = dict(zip(store.owners, eligible(store, query, -1.0).tolist(), strict=True))
     store.forget("owner-1")
-    after = {name: int(number) for name, number in zip(store.owners, store.eligible(query, -1.0), strict=True)}
+    after = dict(zip(store.owners, eligible(store, query, -1.0).tolist(), strict=True))
     assert after == {name: number for name, number in numbers.items() if name != "owner-1"}
     store.add([{"input": "again", "output": "x", "owner": "owner-1"}])
-    assert int(store.eligible(query, -1.0)[-1]) == max(numbers.values()) + 1, "a number is never given again"
+    assert int(eligible(store, query, -1.0)[-1]) == max(numbers.values()) + 1, "a number is never given again"
     gone = np.array([numbers["owner-1"], numbers["owner-2"]])
     selector = gated(store, members=2, max_exemplars=9, exemplars_per_owner=9, threshold=-1.0)
     buckets = selector.sample(query=selector.embed_query(QUERY), among=gone)
@@ -144,7 +144,7 @@ class EligibleCoins:
     def coin_positions(self, n: int, probability: float) -> Any:
         self._among = [int(number) for number in self.numbers()]
         assert n == len(self._among), "one coin for each eligible owner"
-        inside = set(self.inner.coin_positions(self.store.owner_count, probability).tolist())
+        inside = set(self.inner.coin_positions(len(numbers_of(self.store)), probability).tolist())
         heads = [position for position, number in enumerate(self._among) if number in inside]
         self.inner._chosen = np.array([self._among[position] for position in heads], np.int64)
         return np.array(heads, np.int64)
@@ -160,8 +160,10 @@ class Nearest(PoissonExampleSelector):
     """The tempting mistake: let the k nearest owners of the store through, instead of all that are near enough."""
 
     def eligible(self, query: Any) -> Any:
-        near = self.store.similarity(np.arange(len(self.store)), query.vector)  # type: ignore[attr-defined]
-        order = self.store._held.owner_of[np.argsort(-near, kind="stable")]  # type: ignore[attr-defined]
+        with self.store.reading() as view:
+            rows, owner_of = view.rows_of(view.numbers)
+            near = view.similarity(rows, query.vector)
+        order = owner_of[np.argsort(-near, kind="stable")]
         return np.sort(np.array(list(dict.fromkeys(order.tolist()))[:6], np.int64))
 
     def sample(self, rate: float | None = None, query: Any = None, among: Any = None) -> list[Examples]:
@@ -175,7 +177,7 @@ def changed(kind: type[PoissonExampleSelector], rate: float, store_of: Any, owne
         selector = kind(store, 3, rate=rate, max_exemplars=2, exemplars_per_owner=2, threshold=0.2)
         query = selector.embed_query(QUERY)
         coins: Any = EligibleCoins(owner_keyed(store, salt), store, lambda: selector.eligible(query))
-        coins.inner.rows_of = lambda owners: query.rows(store, owners)
+        coins.inner.rows_of = query.rows
         selector._randomness = coins
         return draw(selector)
 
@@ -236,9 +238,9 @@ def test_a_threshold_of_its_own_for_each_query_lets_in_the_share_of_public_texts
         for words in ("one query", "another"):
             query = store.embed_query(words)
             shown = ExemplarStore.from_texts(texts, embeddings, progress=False)
-            near = shown.similarity(np.arange(50), query)
+            near = similarities(shown, query)
             assert (near >= gate(query)).sum() == count
-            assert selector.eligible(query).tolist() == store.eligible(query, gate(query)).tolist()
+            assert selector.eligible(query).tolist() == eligible(store, query, gate(query)).tolist()
     assert repr(ShareThreshold(embeddings, texts, 0.1)) == repr(ShareThreshold(embeddings, texts, 0.1))
     assert repr(ShareThreshold(embeddings, texts, 0.1)) != repr(ShareThreshold(embeddings, texts[:-1], 0.1))
     for bad, name in (

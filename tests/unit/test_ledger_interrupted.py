@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from moments import numbers_of
 from sqlalchemy.exc import OperationalError
 from tickets_on_disk import marks_in
 
@@ -194,7 +195,7 @@ def charge(budget: PrivacyBudget, store: Any) -> None:
     """A question for which every owner pays."""
     budget.watch(store)
     line = budget.line("vote", 0.5, rate_is_explicit=True)
-    line.charge(owners=[line.ask(store, store.numbers)])
+    line.charge(owners=[line.ask(store, numbers_of(store))])
 
 
 def test_a_ledger_that_is_gone_keeps_no_other_one_from_hearing_of_a_forgotten_owner(
@@ -214,13 +215,13 @@ def test_a_ledger_that_is_gone_keeps_no_other_one_from_hearing_of_a_forgotten_ow
 
 def test_a_store_that_replaces_another_is_followed(ledger_url: str, tmp_path: Path, store_of: Any) -> None:
     store = store_of(ROWS)
-    store.save(tmp_path / "store.npz")
+    store.save(tmp_path / "store.db")
     budget = PrivacyBudget(1000, 1e-5, 5, ledger=ledger_url, name="b", tickets=True)
     selector = PoissonExampleSelector(store, members=2, rate=1.0, threshold=-1, max_exemplars=6)
     ensemble = PrivateEnsemble(selector, lambda _: "Positive")
     release = ensemble | DPAggregate(NoisyVote(["Positive", "Negative"]), budget)
     release.invoke({"input": "one"})
-    selector.store = ExemplarStore.load(tmp_path / "store.npz", store.embeddings)
+    selector.store = ExemplarStore.load(tmp_path / "store.db", store.embeddings)
     release.invoke({"input": "two"})
     assert release.store is selector.store
     held = set(marks_in(ledger_url, "b"))

@@ -42,7 +42,7 @@ class Walk:
     """A store and a ledger under random questions and changes; who has a record and how often each owner paid."""
 
     def __init__(self, seed: int, named: bool, folder: Path) -> None:
-        self.chance, self.named, self.file = random.Random(seed), named, folder / "store.npz"
+        self.chance, self.named, self.file = random.Random(seed), named, folder / "store.db"
         self.store = ExemplarStore.empty(Model(), owner_key="owner" if named else None)
         self.store.save(self.file)
         self.budget = PrivacyBudget(1000.0, 1e-5, TICKETS, f"sqlite:///{folder}/ledger.db", tickets=True, replay=False)

@@ -24,6 +24,7 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.cli.session import compare
 from langchain_dpicl.selection import Examples
+from langchain_dpicl.store.view import StoreView
 
 QUERY = {"question": "what does text 3.1 say?"}
 DIMENSION = 8
@@ -102,8 +103,8 @@ def test_equal_nearness_is_decided_by_the_owners_own_order(records: Any, seeded:
 def test_only_what_is_kept_is_read(store_of: Any, records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_of(records(60))
     read: list[int] = []
-    whole = ExemplarStore.read
-    monkeypatch.setattr(store, "read", lambda rows: (read.append(len(rows)), whole(store, rows))[1])
+    whole = StoreView.read
+    monkeypatch.setattr(StoreView, "read", lambda view, rows: (read.append(len(rows)), whole(view, rows))[1])
     draw(nearest(store, max_exemplars=2))
     assert read == [6]
 
@@ -120,10 +121,15 @@ def test_a_similarity_does_not_depend_on_the_rows_around_it() -> None:
         vectors=vectors,
     )
     query = store.embed_query("q")
-    alone = store.similarity(np.arange(3001), query)
-    for rows in (rng.permutation(3001), np.arange(1, 3001), np.arange(7, 12), np.array([2999]), np.arange(0, 3001, 3)):
-        assert (store.similarity(rows, query) == alone[rows]).all()
-    assert np.allclose(alone, store._held.vectors @ query, atol=1e-6)
+    parts = (rng.permutation(3001), np.arange(1, 3001), np.arange(7, 12), np.array([2999]), np.arange(0, 3001, 3))
+    with store.reading() as view:
+        alone = view.similarity(np.arange(3001), query)
+        for rows in parts:
+            assert (view.similarity(rows, query) == alone[rows]).all()
+        assert np.allclose(alone, view.vectors(np.arange(3001)) @ query, atol=1e-6)
+        assert view.matrix() is not None
+        for rows in parts:
+            assert (view.similarity(rows, query) == alone[rows]).all(), "from memory as from the database"
 
 
 # -- the coupling ------------------------------------------------------------------------------------------------------
@@ -136,13 +142,13 @@ class GlobalTopFirst(PoissonExampleSelector):
         coins: Any = self._randomness
         chosen = coins.coin_positions(self.store.owner_count, self.rate)
         member_of = coins.integers(self.members, len(chosen))
-        rows, position = self.store.rows_of(chosen)
-        found = np.argsort(-self.store.similarity(rows, query.vector), kind="stable")[
-            : self.members * self.max_exemplars
-        ]
         buckets = [Examples() for _ in range(self.members)]
-        for exemplar, owner in zip(self.store.read(rows[found]), position[found], strict=True):
-            buckets[member_of[owner]].append(exemplar)
+        with self.store.reading() as view:
+            rows, position = view.rows_of(chosen)
+            order = np.argsort(-view.similarity(rows, query.vector), kind="stable")
+            found = order[: self.members * self.max_exemplars]
+            for exemplar, owner in zip(view.read(rows[found]), position[found], strict=True):
+                buckets[member_of[owner]].append(exemplar)
         return buckets
 
 

@@ -255,7 +255,7 @@ def test_a_member_with_the_store_is_refused_and_one_with_a_selector_is_not(
     store = store_of(records(8))
     selector = PoissonExampleSelector(store, 4, rate=1.0, max_exemplars=8)
     with pytest.raises(UnsafeConfigurationError, match="ExemplarStore"):
-        PrivateEnsemble(selector, lambda values: str(store.read([0])))
+        PrivateEnsemble(selector, lambda values: str(len(store)))
     shown: list[int] = Ears()
     member = PrivateEnsemble(selector, lambda values: shown.append(len(selector.select_examples(values))) or "Positive")
     vote = DPAggregate(NoisyVote(["Positive", "Negative"]), budget_of(epsilon=30.0))

@@ -172,7 +172,7 @@ def test_a_ledger_that_is_gone_is_named(client_of: Make, caplog: pytest.LogCaptu
 def test_a_store_whose_file_cannot_be_followed_is_named(
     client_of: Make, store_of: Make, records: Make, tmp_path: Path, canary: str
 ) -> None:
-    file, embeddings = tmp_path / "store.npz", DeterministicFakeEmbedding(size=8)
+    file, embeddings = tmp_path / "store.db", DeterministicFakeEmbedding(size=8)
     store_of(records(16, secret=canary)).save(file)
     client, _ = client_of(store=ExemplarStore.load(file, embeddings), owners=16)
     assert client.get("/ready").json() == ALL

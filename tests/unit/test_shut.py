@@ -54,7 +54,7 @@ NAMED: Any = None
 @pytest.fixture
 def world(sealed_of: Any, tmp_path: Path) -> Iterator[dict[str, Any]]:
     release = sealed_of(lambda values: "Positive")
-    file = tmp_path / "store.npz"
+    file = tmp_path / "store.db"
     release.store.save(file)
     held = {
         "store": release.store,

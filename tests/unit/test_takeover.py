@@ -19,6 +19,7 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+from moments import exemplars_of, rows_of, vectors_of
 
 from langchain_dpicl import ExemplarStore, InvalidParameter, InvalidRecords, StoreError, split_with_parents
 from langchain_dpicl.store.records import as_matrix
@@ -51,7 +52,7 @@ def collection(count: int = 9) -> list[Document]:
 
 
 def held(store: ExemplarStore) -> list[dict[str, Any]]:
-    return store.read(np.arange(len(store)))
+    return exemplars_of(store)
 
 
 # -- documents ---------------------------------------------------------------------------------------------------------
@@ -71,7 +72,7 @@ def test_given_vectors_are_taken_in_place_of_embedding() -> None:
     model = Counted()
     store = ExemplarStore.from_documents(collection(), model, vectors=np.eye(9, DIMENSION, dtype=np.float32) * 3)
     assert model.embedded == 0
-    assert np.array_equal(store._held.vectors[:DIMENSION], np.eye(DIMENSION))
+    assert np.array_equal(vectors_of(store)[:DIMENSION], np.eye(DIMENSION))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,9 @@ def test_records_that_differ_in_the_order_of_their_keys_are_equal() -> None:
     one = {"input": "x", "output": "y", "b": {"d": 1, "c": [{"f": 2, "e": 3}]}, "a": 4}
     other = {"a": 4, "b": {"c": [{"e": 3, "f": 2}], "d": 1}, "output": "y", "input": "x"}
     store = ExemplarStore.from_records([one, other], Counted())
-    assert store._held.texts[0] == store._held.texts[1]
+    with store.reading() as view:
+        kept = view.records(rows_of(store))
+    assert kept[0].content == kept[1].content
     assert list(held(store)[1]) == ["input", "output", "a", "b"]
 
 
@@ -239,7 +242,7 @@ def test_a_collection_is_taken_over_whole_and_nothing_is_embedded_again(name: st
     expected = ExemplarStore.from_documents(collection(), Counted(), owner_key="patient")
     assert held(store) == held(expected)
     assert list(store.owners) == list(expected.owners)
-    assert np.allclose(store._held.vectors, expected._held.vectors, atol=1e-6)
+    assert np.allclose(vectors_of(store), vectors_of(expected), atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -250,7 +253,7 @@ def test_what_was_deleted_does_not_come_along_and_the_rest_keeps_its_vectors() -
     left = [document for i, document in enumerate(collection()) if i not in (0, 4)]
     expected = ExemplarStore.from_documents(left, Counted())
     assert [row["text"] for row in held(store)] == [document.page_content for document in left]
-    assert np.allclose(store._held.vectors, expected._held.vectors, atol=1e-6)
+    assert np.allclose(vectors_of(store), vectors_of(expected), atol=1e-6)
 
 
 def test_a_subclass_is_taken_over_like_its_base() -> None:
@@ -408,7 +411,7 @@ def test_an_index_that_may_be_trained_on_all_vectors_is_refused_by_its_class(ind
     if refused == "Centred":
         made.index.__class__ = type(refused, (faiss.IndexFlatL2,), {})
     if refused is None:
-        assert np.array_equal(ExemplarStore.from_vectorstore(made)._held.vectors, as_matrix(rows, documents))
+        assert np.array_equal(vectors_of(ExemplarStore.from_vectorstore(made)), as_matrix(rows, documents))
     else:
         with pytest.raises(StoreError, match=rf"vectors as {refused}, .*from_documents"):
             ExemplarStore.from_vectorstore(made)

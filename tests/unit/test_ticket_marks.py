@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tickets_on_disk as disk
+from moments import marks_of, numbers_of
 
 from langchain_dpicl import (
     DPAggregate,
@@ -18,6 +19,7 @@ from langchain_dpicl import (
     PrivacyBudget,
     PrivateEnsemble,
 )
+from langchain_dpicl.sql import direct
 from langchain_dpicl.store.base import MARK
 
 
@@ -40,15 +42,16 @@ def charge(budget: PrivacyBudget, store: ExemplarStore, *owners: str) -> list[st
     line = budget.line("vote", 0.5)
     budget.watch(store)
     names = list(store.owners)
-    numbers = store.numbers[np.array([i for i, name in enumerate(names) if name in owners or not owners], np.int64)]
-    (entry,) = line.charge(owners=[line.ask(store, numbers)])
+    numbers = numbers_of(store)
+    asked = numbers[np.array([i for i, name in enumerate(names) if name in owners or not owners], np.int64)]
+    (entry,) = line.charge(owners=[line.ask(store, asked)])
     paid = entry.participants.take()  # type: ignore[union-attr]
-    return [name for name, number in zip(names, store.numbers, strict=True) if number in paid]
+    return [name for name, number in zip(names, numbers, strict=True) if number in paid]
 
 
 def mark_of(name: str, store: ExemplarStore, url: str) -> bytes:
     """The mark of one of a store's owners in a ledger."""
-    return dict(zip(store.owners, store.marks(store.numbers, disk.key_in(url, store)), strict=True))[name]
+    return marks_of(store, disk.key_in(url, store))[name]
 
 
 def anonymous(embeddings: Any, texts: list[str]) -> ExemplarStore:
@@ -190,8 +193,7 @@ def test_an_owner_that_is_forgotten_between_its_query_and_the_charge_gets_no_row
     own.watch(store)
     line = own.line("vote", 0.5)
     asked = line.ask(store, np.arange(3))
-    key = disk.key_in(ledger_url, store)
-    (mark,) = store.marks(np.array([1]), key)
+    mark = mark_of("owner-1", store, ledger_url)
     store.forget("owner-1")
     line.charge(owners=[asked])
     assert mark not in disk.marks_in(ledger_url)
@@ -292,7 +294,7 @@ def test_numbers_with_gaps_cost_no_more_than_their_owners(budget: Any, store_of:
     store = store_of(records(5))
     for name in ("owner-0", "owner-2", "owner-4"):
         store.forget(name)
-    store._next_number = 10**12
+    store._database.run(lambda connection: direct(connection, "UPDATE dpicl_collections SET next_number = 1000000", {}))
     store.add([{"input": "late", "output": "x", "owner": "late"}])
     own = budget(tickets=1)
     assert charge(own, store, "owner-3", "late") == ["owner-3", "late"]
@@ -309,7 +311,7 @@ def test_queries_that_find_nobody_and_owners_without_tickets_are_charged_alike(
     line = own.line("vote", 0.5)
     nobody = np.zeros(0, np.int64)
     paid = []
-    for owners in (nobody, store.numbers, store.numbers, nobody):
+    for owners in (nobody, np.arange(3), np.arange(3), nobody):
         (entry,) = line.charge(owners=[line.ask(store, owners)])
         paid.append(entry.participants.take().tolist())
     assert paid == [[], [0, 1, 2], [], []]
@@ -323,7 +325,8 @@ def test_seventy_thousand_owners_pay_at_once(budget: Any, ledger_url: str) -> No
     rows = [{"input": "text", "output": "x", "owner": f"owner-{i}"} for i in range(count)]
     vectors = np.full((count, 2), 0.5**0.5, np.float32)
     store = ExemplarStore.from_records(rows, None, vectors=vectors, owner_key="owner")  # type: ignore[arg-type]
-    for asked, paid in ((store.numbers[:-1], store.numbers[:-1]), (store.numbers, store.numbers[-1:])):
+    everyone = np.arange(count)
+    for asked, paid in ((everyone[:-1], everyone[:-1]), (everyone, everyone[-1:])):
         line = budget(tickets=1).line("vote", 0.5)
         (entry,) = line.charge(owners=[line.ask(store, asked)])
         assert np.array_equal(entry.participants.take(), paid)

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from moments import numbers_of
 
 from langchain_dpicl import ExemplarStore, LedgerError, PrivacyBudget
 from langchain_dpicl.budget.witness import Witness
@@ -34,7 +35,7 @@ def charge(budget: PrivacyBudget, store: ExemplarStore, *owners: str) -> list[st
     line = budget.line("vote", 0.5)
     budget.watch(store)
     names = list(store.owners)
-    numbers = store.numbers
+    numbers = numbers_of(store)
     asked = line.ask(store, np.array([n for n, name in zip(numbers, names, strict=True) if name in owners], np.int64))
     (entry,) = line.charge(owners=[asked])
     paid = entry.participants.take().tolist()  # type: ignore[union-attr]

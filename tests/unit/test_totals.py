@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from moments import marks_of, numbers_of
 from sqlalchemy.engine import make_url
 from tickets_on_disk import key_in, marks_in
 
@@ -66,11 +67,11 @@ def test_a_budget_in_another_ledger_warns_in_any_process_that_has_the_file(
     tmp_path: Path, store_of: StoreOf, embeddings: Any
 ) -> None:
     one, other = (f"sqlite:///{tmp_path / name}.db" for name in ("one", "other"))
-    store_with(store_of, range(6)).save(tmp_path / "store.npz")
-    early = ExemplarStore.load(tmp_path / "store.npz", embeddings)
-    use(budget_on(one, "answers"), ExemplarStore.load(tmp_path / "store.npz", embeddings))
-    use(budget_on(one, "answers"), ExemplarStore.load(tmp_path / "store.npz", embeddings))
-    late = ExemplarStore.load(tmp_path / "store.npz", embeddings)
+    store_with(store_of, range(6)).save(tmp_path / "store.db")
+    early = ExemplarStore.load(tmp_path / "store.db", embeddings)
+    use(budget_on(one, "answers"), ExemplarStore.load(tmp_path / "store.db", embeddings))
+    use(budget_on(one, "answers"), ExemplarStore.load(tmp_path / "store.db", embeddings))
+    late = ExemplarStore.load(tmp_path / "store.db", embeddings)
     assert [(each.url, each.name) for each in late.budgets] == [(one, "answers")]
     for store in (early, late):
         with pytest.warns(PrivacyWarning, match=f"'answers' in {one}. Their losses add up"):
@@ -109,7 +110,7 @@ def test_a_store_remembers_its_budgets_when_all_its_records_are_exchanged(
 ) -> None:
     """The total of two budgets of epsilon 3 was 3 when the records had changed in between."""
     one, other = (f"sqlite:///{tmp_path / name}.db" for name in ("one", "other"))
-    store, notes, path = store_with(store_of, range(3)), tmp_path / "data.csv.dpicl", tmp_path / "store.npz"
+    store, notes, path = store_with(store_of, range(3)), tmp_path / "data.csv.dpicl", tmp_path / "store.db"
     if place == "notes":
         store.keep_notes(notes)
     else:
@@ -160,7 +161,7 @@ def test_a_budget_with_nothing_spent_does_not_warn_and_can_be_removed(tmp_path: 
 def test_what_the_notes_and_the_stores_file_know_is_known_in_both(tmp_path: Path, store_of: StoreOf) -> None:
     """A server on the store's file alone, and commands on the data alone, hear of each other by it."""
     one, two, three = (f"sqlite:///{tmp_path / name}.db" for name in ("one", "two", "three"))
-    data, path = tmp_path / "data.csv", tmp_path / "store.npz"
+    data, path = tmp_path / "data.csv", tmp_path / "store.db"
     store = store_with(store_of, range(3))
     store.keep_notes(*DataNotes.beside(data))
     use(budget_on(one, "one"), store)
@@ -256,14 +257,14 @@ def test_forgetting_says_if_the_key_of_a_plan_is_not_at_hand(tmp_path: Path, sto
     budget = budget_on(url, "one", tickets=True, key_file=key)
     budget.watch(store)
     line = budget.line("vote", 0.2)
-    line.charge(owners=[line.ask(store, store.numbers)])
-    store.save(tmp_path / "s.npz")
+    line.charge(owners=[line.ask(store, numbers_of(store))])
+    store.save(tmp_path / "s.db")
     marks = set(marks_in(url, "one"))
     key.rename(tmp_path / "hidden")
     with pytest.raises(LedgerError, match="the owner's mark stays"):
         store.forget("owner-1")
     assert set(marks_in(url, "one")) == marks
-    command = ["forget", "--store", str(tmp_path / "s.npz"), "--owner"]
+    command = ["forget", "--store", str(tmp_path / "s.db"), "--owner"]
     assert main([*command, "owner-2"]) == 1
     assert "the owner's mark stays" in capsys.readouterr().err
     for owner in ("owner-1", "owner-2"):
@@ -272,7 +273,7 @@ def test_forgetting_says_if_the_key_of_a_plan_is_not_at_hand(tmp_path: Path, sto
 
 
 def test_a_copy_that_is_written_over_keeps_what_it_remembered(tmp_path: Path, store_of: StoreOf) -> None:
-    store, one, other = store_with(store_of, range(3)), tmp_path / "a.npz", tmp_path / "b.npz"
+    store, one, other = store_with(store_of, range(3)), tmp_path / "a.db", tmp_path / "b.db"
     store.save(one)
     shutil.copy(one, other)
     use(budget_on(f"sqlite:///{tmp_path}/one.db", "one"), ExemplarStore.load(other, store.embeddings))
@@ -317,14 +318,14 @@ def test_no_ledger_holds_a_digest_of_owners_beside_its_key(
     """Mutation 32 shows what a reader of both can prove."""
     store, budget = store_with(store_of, range(4)), budget_on(ledger_url, "one", tickets=True)
     if place == "a file":
-        store.save(tmp_path / "store.npz")
+        store.save(tmp_path / "store.db")
     if place == "notes":
         store.keep_notes(tmp_path / "notes")
     budget.watch(store)
     line = budget.line("vote", 0.2)
-    line.charge(owners=[line.ask(store, store.numbers)])
+    line.charge(owners=[line.ask(store, numbers_of(store))])
     key = key_in(ledger_url, store)
-    assert set(marks_in(ledger_url, "one")) == set(store.marks(store.numbers, key))
+    assert set(marks_in(ledger_url, "one")) == set(marks_of(store, key).values())
     held = b"".join(path.read_bytes() for path in tmp_path.glob("ledger.db*") if path.suffix != ".key")
     assert key not in held
     assert key.hex().encode() not in held
@@ -341,7 +342,7 @@ def test_without_its_key_a_plan_with_tickets_refuses(tmp_path: Path, store_of: S
         budget = budget_on(ledger_url, "one", tickets=True)
         budget.watch(store)
         line = budget.line("vote", 0.2)
-        (entry,) = line.charge(owners=[line.ask(store, store.numbers)])
+        (entry,) = line.charge(owners=[line.ask(store, numbers_of(store))])
         return len(entry.participants.take())  # type: ignore[union-attr]
 
     assert [taking_part(store) for _ in range(9)] == [4] * 9

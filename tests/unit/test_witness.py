@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import thief
 from by_hand import charged
+from moments import numbers_of
 
 from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudget, PrivacyBudgetExceeded
 from langchain_dpicl.budget.ledger import UNWATCHED, Ledger
@@ -63,7 +64,7 @@ def test_a_ledger_in_memory_has_no_witness() -> None:
 
 def payers(line: Any, store: Any) -> int:
     """How many owners take part in an answer for which all are eligible."""
-    (entry,) = line.charge(owners=[line.ask(store, store.numbers)])
+    (entry,) = line.charge(owners=[line.ask(store, numbers_of(store))])
     return int(entry.participants.take().size)
 
 

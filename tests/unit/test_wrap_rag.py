@@ -23,6 +23,7 @@ from langchain_core.stores import InMemoryStore
 from langchain_core.tools import create_retriever_tool
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from langgraph.store.memory import InMemoryStore as GraphStore
+from moments import similarities, vectors_of
 from ways import WAYS, ask
 
 from langchain_dpicl import (
@@ -152,7 +153,7 @@ def test_members_see_disjoint_owners_and_the_nearest_first(wrap: Any, collection
     owners = [{int(document.page_content.split()[1]) // 2 for document in documents} for documents in seen]
     assert sum(map(len, owners)) == len(set.union(*owners))
     for documents in seen:
-        near = [float(store._held.vectors[document.metadata["page"]] @ query) for document in documents]
+        near = [float(vectors_of(store)[document.metadata["page"]] @ query) for document in documents]
         assert len(near) == 5
         assert near == sorted(near, reverse=True)
 
@@ -163,7 +164,7 @@ def test_by_default_documents_that_are_not_near_to_the_question_reach_no_member(
     seen: list[str] = Ears()
     keep = RunnableLambda(lambda documents: (seen.extend(each.page_content for each in documents), "porch")[1])
     store = ExemplarStore.from_vectorstore(collection, owner_key="patient")
-    near = store.similarity(np.arange(len(store)), store.embed_query(QUESTION))
+    near = similarities(store, store.embed_query(QUESTION))
     for threshold, options in ((RELEVANT, {}), (0.7, {"threshold": 0.7})):
         store = ExemplarStore.from_vectorstore(collection, owner_key="patient")  # which remembers its budgets
         seen.clear()
