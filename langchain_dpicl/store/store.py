@@ -122,6 +122,7 @@ class ExemplarStore(PrivateRecords):
 
     _database: Shut[StoreDatabase] = Shut()
     _matrix: Shut[Matrix | None] = Shut()
+    _numbers: Shut[Numbers] = Shut()
 
     def __init__(
         self,
@@ -170,8 +171,8 @@ class ExemplarStore(PrivateRecords):
         """Of the vectors."""
         self._database.opened = True
         self._here = threading.local()
-        self._matrix: Matrix | None = None
-        self._numbers: Numbers = np.empty(0, np.int64)
+        self._matrix = None
+        self._numbers = np.empty(0, np.int64)
         self._key: bytes | None = None
         self._seen = self._database.run(partial(tables.moment_of, collection=found), "read").entry
 
@@ -455,10 +456,10 @@ class ExemplarStore(PrivateRecords):
         It holds a connection, so end it soon. Before it starts, watchers hear what was forgotten elsewhere. Readings
         within each other, in one thread, are one.
         """
+        database = self._database
         if (outer := getattr(self._here, "view", None)) is not None:
             yield outer
             return
-        database = self._database
         with ExitStack() as ends:
             with database.following:
                 view = self._followed(ends.enter_context(database.moment()))

@@ -176,7 +176,8 @@ def test_a_store_whose_file_cannot_be_followed_is_named(
     store_of(records(16, secret=canary)).save(file)
     client, _ = client_of(store=ExemplarStore.load(file, embeddings), owners=16)
     assert client.get("/ready").json() == ALL
-    file.write_bytes(canary.encode())
+    (tmp_path / "other").write_bytes(canary.encode())
+    (tmp_path / "other").replace(file)
     answer = client.get("/ready")
     assert (answer.status_code, answer.json()) == (503, {**ALL, "ready": False, "store": False})
 

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from ears import Ears, Spy
 from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -344,10 +343,10 @@ def read_all(store: Any) -> Any:
 
 ATTACKS: dict[str, Callable[[], Any]] = {
     "reading": lambda: read_all(found()["store"]),
-    "a view's method": lambda: found()["store"].read(np.array([0])),
+    "vectors": lambda: found()["store"]._matrix,
     "owners": lambda: found()["store"].owners,
     "number of records": lambda: len(found()["store"]),
-    "numbers": lambda: found()["store"].numbers,
+    "numbers": lambda: found()["store"]._numbers,
     "adding": lambda: found()["store"].add([{"input": "mine", "output": "Positive", "owner": "me"}]),
     "forgetting": lambda: found()["store"].forget("owner-7"),
     "saving": lambda: found()["store"].save(found()["file"]),
@@ -539,7 +538,7 @@ def test_what_share_hides_is_refused_when_it_runs(world: dict[str, Any], sealed_
 
     def member(values: Any) -> str:
         try:
-            heard.append(repr(holder.held.read(np.array([7]))))
+            heard.append(repr(read_all(holder.held)))
         except ShutWithinCall as error:
             heard.append(str(error))
         return "Positive"
