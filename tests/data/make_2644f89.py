@@ -208,14 +208,21 @@ def charged(line: Any, store: Any, near: list[int], caller: str | None = None) -
     from langchain_dpicl.budget.line import IN_TRANSACTION
     from langchain_dpicl.calls.flow import run
 
-    names = list(store.owners)
+    by_number = owners_of(store)
     wanted = {f"owner-{i}" for i in near}
-    numbers = [number for number, name in zip(store.numbers.tolist(), names, strict=True) if name in wanted]
+    numbers = [number for number, name in by_number.items() if name in wanted]
     owners = [line.ask(store, np.array(numbers, np.int64))]
     units = TOKENS if line.name == "tokens" else 1
     (charge,) = run(line.charging(IN_TRANSACTION, [None], caller, units=units, owners=owners))
-    by_number = dict(zip(store.numbers.tolist(), names, strict=True))
     return charge, sorted(by_number[number] for number in charge.participants.take().tolist())
+
+
+def owners_of(store: Any) -> dict[int, str]:
+    """The owners who are in a store, by number."""
+    with store.reading() as view:
+        rows, position = view.rows_of(view.numbers)
+        names = [each.owner for each in view.records(rows)]
+        return dict(zip(view.numbers[position].tolist(), names, strict=True))
 
 
 def near(question: int) -> list[int]:
@@ -251,8 +258,9 @@ def fill_tickets(url: str) -> dict[str, Any]:
             charged(line, store, [0])  # gives back what the charges before it left
         if name == "few":
             store.forget(FORGOTTEN)
-        place = list(store.owners).index(HELD)
-        (mark,) = store.marks(store.numbers[place : place + 1], budget._ledger.key("fingerprint_key"))
+        held = [number for number, owner in owners_of(store).items() if owner == HELD]
+        with store.reading() as view:
+            (mark,) = view.marks(np.array(held, np.int64), budget._ledger.key("fingerprint_key"))
         line.tickets.index.leave(mark)  # and is killed before the store lets the owner go
         budget.close()
     done = subprocess.run([sys.executable, __file__, "--killed-tickets", url], capture_output=True, check=False)
