@@ -42,7 +42,7 @@ MOST_DIMENSIONS = 16_000  # of pgvector's type ``vector``
 KEY = 32
 """Bytes of a key of owners' marks."""
 
-_MAKING = 0x6470_6963_6C  # PostgreSQL's advisory lock under which collections are made
+MAKING = 0x6470_6963_6C  # PostgreSQL's advisory lock under which collections are made
 _BESIDE_THE_TEXT = 1900
 """Dimensions up to which a vector lies in its row, on PostgreSQL. Elsewhere each would be looked up in an index of its
 own, one by one, whenever a query goes over all of them."""
@@ -60,7 +60,7 @@ _TYPES = {
     },
     "postgresql": {"number": "bigint", "bytes": "bytea", "real": "double precision", "apart": ""},
 }
-_SHARED = (
+SHARED = (
     """CREATE TABLE IF NOT EXISTS dpicl_collections (name text PRIMARY KEY, identity text NOT NULL,
         dimension integer NOT NULL, keys text NOT NULL, owner_key {bytes} NOT NULL, forgotten_key {bytes} NOT NULL,
         entry {number} NOT NULL DEFAULT 0, next_id {number} NOT NULL DEFAULT 0,
@@ -70,9 +70,10 @@ _SHARED = (
         PRIMARY KEY (collection, ledger, name))""",
     """CREATE TABLE IF NOT EXISTS dpicl_released_once (collection text NOT NULL REFERENCES dpicl_collections,
         release text NOT NULL, PRIMARY KEY (collection, release))""",
-    """CREATE TABLE IF NOT EXISTS dpicl_gone_owners (collection text NOT NULL REFERENCES dpicl_collections,
+    """CREATE TABLE IF NOT EXISTS dpicl_forgotten_marks (collection text NOT NULL REFERENCES dpicl_collections,
         mark {bytes} NOT NULL, PRIMARY KEY (collection, mark))""",
 )
+GONE = "CREATE TABLE {gone} (entry {number} NOT NULL, id {number} NOT NULL, PRIMARY KEY (entry, id))"
 _OWN = (
     """CREATE TABLE {owners} (number {number} PRIMARY KEY, name_hash text NOT NULL UNIQUE, content_hash text,
         {apart} name {bytes} NOT NULL)""",
@@ -82,9 +83,9 @@ _OWN = (
         embedding {vector} NOT NULL)""",
     "CREATE INDEX {exemplars}_owner ON {exemplars} (owner, id)",
     "CREATE INDEX {exemplars}_entry ON {exemplars} (entry, id)",
-    "CREATE TABLE {gone} (entry {number} NOT NULL, id {number} NOT NULL, PRIMARY KEY (entry, id))",
+    GONE,
 )
-_UNSEEN = (  # by PostgreSQL's planner
+UNSEEN = (  # by PostgreSQL's planner
     """ALTER TABLE {owners} ALTER COLUMN name SET STATISTICS 0, ALTER COLUMN name_hash SET STATISTICS 0,
         ALTER COLUMN content_hash SET STATISTICS 0""",
     """ALTER TABLE {exemplars} ALTER COLUMN content SET STATISTICS 0, ALTER COLUMN document SET STATISTICS 0,
@@ -157,14 +158,14 @@ def find(connection: Connection, name: str) -> Collection | None:
     """The collection of this name, if there is one. `StoreError` for one of an earlier version."""
     if not has_table(connection, "dpicl_collections"):
         return None
-    if not has_table(connection, "dpicl_gone_owners"):
+    if not has_table(connection, "dpicl_forgotten_marks"):
         raise StoreError("an earlier version made the collections of this database: dpicl upgrade URL brings them up")
     query = "SELECT identity, dimension, keys FROM dpicl_collections WHERE name = :name"
     rows = fetch(connection, query, name=name)
     if not rows:
         return None
     identity, dimension, keys = rows[0]
-    return Collection(name, identity, dimension, RecordKeys(*json.loads(keys)), _schema(connection))
+    return Collection(name, identity, dimension, RecordKeys(*json.loads(keys)), schema_of(connection))
 
 
 def check_free(connection: Connection, name: str) -> Collection | None:
@@ -180,7 +181,7 @@ def make(connection: Connection, name: str, dimension: int, keys: RecordKeys) ->
     if dimension > MOST_DIMENSIONS:
         raise InvalidRecords(f"embeddings have {dimension} dimensions, a store holds {MOST_DIMENSIONS}")
     if connection.dialect.name == "postgresql":
-        direct(connection, "SELECT pg_advisory_xact_lock(:lock)", {"lock": _MAKING})
+        direct(connection, "SELECT pg_advisory_xact_lock(:lock)", {"lock": MAKING})
     if (found := check_free(connection, name)) is not None:
         if (found.dimension, found.keys) != (dimension, keys):
             raise StoreError(f"there is a collection {name!r} of another dimension or with other keys already")
@@ -202,17 +203,22 @@ def make(connection: Connection, name: str, dimension: int, keys: RecordKeys) ->
 
 def define(connection: Connection, made: Collection) -> None:
     """Make the tables of a collection, and those that all share."""
-    is_sqlite = made.schema is None
-    names = {"owners": made.owners, "exemplars": made.exemplars, "gone": made.gone}
-    types = _TYPES[connection.dialect.name] | names
-    statements = [*_SHARED, *_OWN]
-    if is_sqlite:
+    statements = [*SHARED, *_OWN]
+    if made.schema is None:
         statements.append(f"PRAGMA application_id={APPLICATION}")
     else:
-        types["vector"] = f"{made.schema}.vector({made.dimension})"
-        statements += _UNSEEN
+        statements += UNSEEN
         if made.dimension <= _BESIDE_THE_TEXT:
             statements.append("ALTER TABLE {exemplars} ALTER COLUMN embedding SET STORAGE PLAIN")
+    execute(connection, made, statements)
+
+
+def execute(connection: Connection, collection: Collection, statements: Iterable[str]) -> None:
+    """Run statements in which a collection's tables, and the database's types, have their names in braces."""
+    names = {"owners": collection.owners, "exemplars": collection.exemplars, "gone": collection.gone}
+    types = _TYPES[connection.dialect.name] | names
+    if collection.schema is not None:
+        types["vector"] = f"{collection.schema}.vector({collection.dimension})"
     for statement in statements:
         direct(connection, statement.format(**types), {})
 
@@ -224,7 +230,7 @@ def has_table(connection: Connection, table: str) -> bool:
     return fetch(connection, "SELECT to_regclass(:table)", table=table) != [(None,)]
 
 
-def _schema(connection: Connection) -> str | None:
+def schema_of(connection: Connection) -> str | None:
     """The schema of pgvector, quoted; None if there is none."""
     if connection.dialect.name == "sqlite":
         return None
@@ -237,11 +243,11 @@ def _with_pgvector(connection: Connection) -> str | None:
     """The schema of pgvector, which is made if it has to be; None on SQLite. Raises `StoreError`."""
     if connection.dialect.name == "sqlite":
         return None
-    if _schema(connection) is None:
+    if schema_of(connection) is None:
         if not fetch(connection, "SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"):
             raise StoreError("the server has no pgvector: install the extension there")
         direct(connection, "CREATE EXTENSION vector", {})
-    return _schema(connection)
+    return schema_of(connection)
 
 
 def moment_of(connection: Connection, collection: Collection) -> Moment:
@@ -305,7 +311,7 @@ def releases(connection: Connection, name: str, new: str | None = None) -> tuple
 def forgotten(connection: Connection, name: str) -> tuple[bytes, frozenset[bytes]]:
     """The key of a collection's marks of forgotten owners, and the marks."""
     (key,) = fetch(connection, "SELECT forgotten_key FROM dpicl_collections WHERE name = :name", name=name)[0]
-    rows = fetch(connection, "SELECT mark FROM dpicl_gone_owners WHERE collection = :name", name=name)
+    rows = fetch(connection, "SELECT mark FROM dpicl_forgotten_marks WHERE collection = :name", name=name)
     return bytes(key), frozenset(bytes(mark) for (mark,) in rows)
 
 
@@ -372,14 +378,14 @@ def _enter(
     contents: dict[str, str] = {}
     if batch.owners is None:
         contents = {name: hash_of(content) for name, content in zip(names, batch.contents, strict=True)}
-    _insert(
+    insert_rows(
         connection,
         f"{into.owners} (number, name, name_hash, content_hash)",
         ("int8", "bytea", "text", "text"),
         [(known[hashes[name]], encoded(name), hashes[name], contents.get(name)) for name in new],
     )
     ids_as_documents = [encoded(each) for each in documents]
-    _insert(
+    insert_rows(
         connection,
         f"{into.exemplars} (id, owner, entry, document, document_hash, content, embedding)",
         ("int8", "int8", "int8", "bytea", "text", "bytea", "bytea"),
@@ -402,7 +408,7 @@ def _enter(
     return ids.tolist(), after
 
 
-def _insert(connection: Connection, target: str, types: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
+def insert_rows(connection: Connection, target: str, types: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
     """Insert rows, in bulk."""
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
@@ -458,7 +464,7 @@ def rows_with(connection: Connection, collection: Collection, documents: Sequenc
 def _remove(connection: Connection, collection: Collection, entry: int, ids: Sequence[int]) -> None:
     """Delete exemplars, and log it."""
     _delete(connection, f"DELETE FROM {collection.exemplars} WHERE", "id", ids)
-    _insert(connection, f"{collection.gone} (entry, id)", ("int8", "int8"), [(entry, id) for id in ids])
+    insert_rows(connection, f"{collection.gone} (entry, id)", ("int8", "int8"), [(entry, id) for id in ids])
 
 
 def _delete(connection: Connection, statement: str, column: str, values: Sequence[int]) -> None:
@@ -502,7 +508,7 @@ def delete(
     direct(connection, f"DELETE FROM {collection.owners} WHERE number = :number", {"number": number})
     key, _ = forgotten(connection, collection.name)
     mark = owner_mark(key, identity.content, named=identity.is_named)
-    statement = "INSERT INTO dpicl_gone_owners VALUES (:collection, :mark) ON CONFLICT DO NOTHING"
+    statement = "INSERT INTO dpicl_forgotten_marks VALUES (:collection, :mark) ON CONFLICT DO NOTHING"
     direct(connection, statement, {"collection": collection.name, "mark": mark})
     _end(connection, collection, counters)
     equal = f"SELECT 1 FROM {collection.owners} WHERE content_hash = :hash LIMIT 1"
