@@ -1,7 +1,8 @@
-"""The files of 2644f89 (see `data/make_2644f89.py`), for tests that upgrade them."""
+"""The files of 2644f89, and stores of 825a692 (see `data/make_2644f89.py`), for tests that upgrade them."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import shutil
@@ -9,11 +10,18 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from langchain_dpicl import InvalidParameter, PrivacyPlan
 from langchain_dpicl.budget.upgrade import with_lists
 
 FOLDER = Path(__file__).parent / "data" / "2644f89"
 EXPECTED = json.loads((FOLDER / "expected.json").read_text())
+STORES = {
+    release: json.loads((FOLDER.parent / release / "expected.json").read_text())["stores"]
+    for release in ("2644f89", "825a692")
+}
+"""The facts of each release's stores."""
 
 _found = importlib.util.spec_from_file_location("make_2644f89", FOLDER.parent / "make_2644f89.py")
 assert _found is not None
@@ -28,6 +36,21 @@ def copied(folder: Path, name: str = "ledger") -> Path:
     for ending in (".sqlite", ".sqlite.witness"):
         shutil.copy(FOLDER / f"{name}{ending}", folder)
     return folder / f"{name}.sqlite"
+
+
+def copied_store(folder: Path, release: str = "2644f89", name: str = "named", **header: Any) -> Path:
+    """A copy of this store, with another header."""
+    path = folder / f"{name}.npz"
+    shutil.copy(FOLDER.parent / release / path.name, path)
+    if header:
+        with np.load(path) as archive:
+            arrays = dict(archive)
+        about = json.loads(arrays["header"].tobytes()) | header
+        del about["sha256"]
+        about["sha256"] = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+        arrays["header"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        np.savez(path, **arrays)
+    return path
 
 
 def content(path: Path) -> list[Any]:

@@ -35,13 +35,13 @@ COMMANDS = {
     "advise": (".lab.advise", "which mechanism suits your numbers, and which epsilon and delta to choose"),
     "plan": ("plan", "what a privacy target allows: rate, noise, cost, chance that noise flips a vote"),
     "budget": ("budget", "show what was spent: budgets, history, receipts, exports"),
-    "forget": ("budget", "remove an owner from a saved store and from its ledgers"),
+    "forget": ("budget", "remove an owner from a store and from its ledgers"),
     "rehearse": (
         "rehearse",
         "try a configuration's chain on public examples, at no cost: prompts, outputs, errors",
     ),
     "serve": ("serve", "answer over HTTP, with keys, limits and several workers on one budget"),
-    "upgrade": ("upgrade", "bring a configuration or a ledger of an earlier release to today's form"),
+    "upgrade": ("upgrade", "bring a configuration, a ledger or a store of an earlier release to today's form"),
     "evaluate": (".lab.measure", "measure private answers on a task with known answers"),
     "audit": (".lab.measure", "attack the mechanisms: a lower bound on epsilon beside the claimed one"),
 }
@@ -199,8 +199,8 @@ def add_reading(parser: Any) -> None:
 
 
 def add_store(parser: Any) -> None:
-    """Declare the file that keeps the embeddings."""
-    kept = "keeps the embeddings of --data; made at first, and brought up to date when --data changes"
+    """Declare the store that keeps the embeddings."""
+    kept = "a file, or postgresql://..., that keeps the embeddings of --data; made at first, and follows its changes"
     parser.add_argument("--store", metavar="FILE.db", help=kept)
 
 

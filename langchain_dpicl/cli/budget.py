@@ -216,7 +216,7 @@ def _recover(options: argparse.Namespace) -> int:
 
 
 def forget_options(parser: Any) -> None:
-    """Remove an owner from a saved store and from its ledgers, while workers go on.
+    """Remove an owner from a store and from its ledgers, while workers go on.
 
     examples:
       dpicl forget --store patients.db --owner patient-17

@@ -11,6 +11,7 @@ import re
 import stat
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,10 @@ _SECTIONS = {
 }
 _OWNER = slice(stat.ST_UID, stat.ST_GID + 1)
 _WHAT = "PATH_OR_URL"
-_WANTED = "a server's configuration (YAML or TOML), a ledger's file, or its sqlite:/// or postgresql:// address"
+_WANTED = "a server's configuration (YAML or TOML), the file of a ledger or of a store, or a database's address"
 _AS_IT_IS = "this release reads it as it is, and there is nothing to upgrade"
+_STORE = (0x64707376).to_bytes(4, "big")
+"""The mark of a store's SQLite file, at byte 68."""
 _FORMATS = {
     b"notes": f"it holds the notes of a data file: {_AS_IT_IS}",
     b"fit": f"it is an unfinished fit: {_AS_IT_IS}",
@@ -39,23 +42,28 @@ _FORMATS = {
 
 
 def upgrade_options(parser: Any) -> None:
-    """Bring what an earlier release wrote to today's form: a server's configuration, or a ledger.
+    """Bring what an earlier release wrote to today's form: a server's configuration, a ledger, or a store.
 
     examples:
       dpicl upgrade server.yaml --dry-run
       dpicl upgrade server.yaml
       dpicl upgrade dpicl-budget.db
       dpicl upgrade postgresql://desk@host/budgets --witness witness.db --key-file owners.key
+      dpicl upgrade notes.npz
+      dpicl upgrade postgresql://desk@host/records
 
     Each is written whole, or not at all. What is in today's form already stays as it is.
 
     In a configuration, renamed kinds of release get their names of today; comments and order stay, and the old file is
     kept as FILE.bak. Settings that are gone are named, and then nothing is written.
 
-    Stop every process that uses a ledger first. It is converted in one transaction, and counts what it has counted.
+    Stop every process that uses a ledger or a store first. A ledger is converted in one transaction, and counts what it
+    has counted. A store's file becomes a SQLite database under the same name: nothing is embedded again, ledgers know
+    its owners, and those who were forgotten stay out. An address on PostgreSQL stands for all that is there, a ledger
+    and collections, each converted in one transaction.
     """
     add_run(parser, upgrade)
-    parser.add_argument("place", metavar=_WHAT, help="a configuration, a ledger's file, or its address")
+    parser.add_argument("place", metavar=_WHAT, help="a configuration, the file of a ledger or a store, or an address")
     parser.add_argument("--dry-run", action="store_true", help="say what would be changed, and change nothing")
     add_witness(parser)
     key = "where the key of owners who pay is to stand (default: beside a ledger in a file, as LEDGER.key)"
@@ -65,56 +73,123 @@ def upgrade_options(parser: Any) -> None:
 
 
 def upgrade(options: argparse.Namespace) -> int:
-    """Upgrade a file or a ledger."""
+    """Upgrade a file or a database."""
     place = options.place
     if "://" in place:
-        return _ledger(options, place)
+        return _database(options, place)
     path = Path(place)
     if not path.is_file():
         raise InvalidParameter(_WHAT, place, _WANTED)
     with open(path, "rb") as file:
-        start = file.read(64)
-    if start.startswith(b"SQLite format 3\0"):
+        start = file.read(100)
+    is_database = start.startswith(b"SQLite format 3\0")
+    if is_database and start[68:72] != _STORE:
         return _ledger(options, f"sqlite:///{path.absolute()}")
-    _refuse_other(path, start)
-    for name in ("witness", "key_file", "without_witness"):
-        if getattr(options, name):
-            raise InvalidParameter(flag(name), getattr(options, name), "left out: it is a ledger's")
+    is_store = _is_store(path, start)
+    _refuse_ledgers_options(options)
+    if is_database:
+        facts = {"store": str(path), "changed": False}
+        return show(options, facts, f"{path.name}: in today's form already; nothing was changed")
+    if is_store:
+        return _store(options, path.resolve())
     return _configuration(options, path.resolve())
 
 
-def _refuse_other(path: Path, start: bytes) -> None:
-    """`InvalidParameter` says what this file is, if it is another of the package's kinds."""
+def _refuse_ledgers_options(options: argparse.Namespace) -> None:
+    for name in ("witness", "key_file", "without_witness"):
+        if getattr(options, name):
+            raise InvalidParameter(flag(name), getattr(options, name), "left out: it is a ledger's")
+
+
+def _is_store(path: Path, start: bytes) -> bool:
+    """True for an earlier release's store. `InvalidParameter` says what this file is, if it is another of the package's
+    kinds."""
     bound, names = None, set[str]()
     if start.startswith(b"PK") and zipfile.is_zipfile(path):
         with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
             names = set(archive.namelist())
         if "about.npy" in names:
             bound = f"it is a head: {_AS_IT_IS}"
-        elif "header.npy" in names:
-            bound = f"it is a saved store: {_store(path)}"
     else:
         found = re.match(rb'\{"format": "dpicl-(\w+)-', start)
         bound = found and _FORMATS.get(found[1])
     if bound is not None:
         raise InvalidParameter(_WHAT, str(path), bound)
+    return "header.npy" in names
 
 
-def _store(path: Path) -> str:
-    from langchain_dpicl.errors import StoreFileError
-    from langchain_dpicl.store.file import read
+# -- a store -----------------------------------------------------------------------------------------------------------
 
+
+def _store(options: argparse.Namespace, path: Path) -> int:
+    from langchain_dpicl.store.upgrade import upgrade_file
+
+    about = path.stat()
+    problem = None
     try:
-        read(path, with_rows=False)
-    except StoreFileError:
-        return "an earlier release wrote it, or it is damaged: build it anew from the records"
-    return _AS_IT_IS
+        if options.dry_run:
+            _check_writable(path)
+        found = upgrade_file(path, dry_run=options.dry_run)
+    except OSError as error:
+        problem = f"a file that can be written ({error.strerror or type(error).__name__})"
+    if problem is not None:
+        raise InvalidParameter(_WHAT, str(path), problem)
+    done = "would become" if options.dry_run else "is now"
+    counts = f"{found['exemplars']:,} exemplars of {found['owners']:,} owners"
+    lines = [f"{path.name}: format {found['version']} {done} a SQLite database, with {counts}"]
+    facts: dict[str, Any] = {**found, "changed": not options.dry_run}
+    _warn_of_owner(facts, lines, about, path)
+    return show(options, facts, "\n".join(lines))
+
+
+# -- a database --------------------------------------------------------------------------------------------------------
+
+
+def _database(options: argparse.Namespace, url: str) -> int:
+    """Upgrade what an address stands for: a ledger, and on PostgreSQL collections."""
+    from langchain_dpicl import sql
+
+    if sql.parse(url, _WHAT, "postgresql://user@host/database").drivername != sql.PSYCOPG:
+        return _ledger(options, url)
+    from langchain_dpicl.store.database import StoreDatabase
+    from langchain_dpicl.store.tables import has_table
+    from langchain_dpicl.store.upgrade import earlier_collections, upgrade_collections
+
+    with contextlib.closing(StoreDatabase(url)) as database:
+        has_collections = database.run(partial(has_table, table="dpicl_collections"), "read")
+        has_ledger = database.run(partial(has_table, table="dpicl_meta"), "read")
+        if not has_collections:
+            return _ledger(options, url)
+        facts: dict[str, Any] = {"changed": False}
+        lines: list[str] = []
+        if has_ledger:
+            facts, lines = _upgraded(options, url)
+        else:
+            _refuse_ledgers_options(options)
+        names = database.run(earlier_collections, "read")
+        if names is not None and not options.dry_run:
+            database.run(upgrade_collections)
+            database.tidy(*(f"dpicl_{name}_{table}" for name in names for table in ("owners", "exemplars")))
+    facts["collections"] = names or []
+    if names is None:
+        lines.append("collections: in today's form already; nothing was changed")
+    else:
+        facts["changed"] = not options.dry_run
+        done = "would be" if options.dry_run else "are"
+        lines.append(f"collections ({', '.join(names)}): {done} in today's form; nothing was embedded")
+    return show(options, facts, "\n".join(lines))
 
 
 # -- a ledger ----------------------------------------------------------------------------------------------------------
 
 
 def _ledger(options: argparse.Namespace, url: str) -> int:
+    facts, lines = _upgraded(options, url)
+    return show(options, facts, "\n".join(lines))
+
+
+def _upgraded(options: argparse.Namespace, url: str) -> tuple[dict[str, Any], list[str]]:
+    """Upgrade a ledger; the facts, and words."""
     from langchain_dpicl.budget.upgrade import upgrade as upgrade_ledger
     from langchain_dpicl.sql import shown
 
@@ -126,10 +201,9 @@ def _ledger(options: argparse.Namespace, url: str) -> int:
         dry_run=options.dry_run,
     )
     if found is None:
-        facts = {"ledger": shown(url), "changed": False}
-        return show(options, facts, f"{shown(url)}: in today's form already; nothing was changed")
-    facts = {**found, "changed": not options.dry_run}
-    return show(options, facts, "\n".join(_told(found, options.dry_run)))
+        facts: dict[str, Any] = {"ledger": shown(url), "changed": False}
+        return facts, [f"{shown(url)}: in today's form already; nothing was changed"]
+    return {**found, "changed": not options.dry_run}, list(_told(found, options.dry_run))
 
 
 def _told(found: LedgerUpgrade, dry_run: bool) -> Iterator[str]:
@@ -191,11 +265,16 @@ def _configuration(options: argparse.Namespace, path: Path) -> int:
     facts["kept"] = str(kept)
     lines = [f"{path.name}: changed; the old file is {kept.name}", *lines]
     lines.append(f"check it: dpicl serve --config {path.name} --check")
-    if names := [each.name for each in (path, kept) if each.stat()[_OWNER] != about[_OWNER]]:
+    _warn_of_owner(facts, lines, about, path, kept)
+    return show(options, facts, "\n".join(lines))
+
+
+def _warn_of_owner(facts: dict[str, Any], lines: list[str], about: os.stat_result, *paths: Path) -> None:
+    """Say which files do not have the owner and the group of the old one."""
+    if names := [each.name for each in paths if each.stat()[_OWNER] != about[_OWNER]]:
         owner = f"user {about.st_uid} and group {about.st_gid}"
         facts["warning"] = f"not of {owner} as before, which you may not set: {', '.join(names)}"
         lines.append(f"warning: {facts['warning']}")
-    return show(options, facts, "\n".join(lines))
 
 
 def _gone(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -258,9 +337,7 @@ def _replace(path: Path, about: os.stat_result, kept: Path, old: bytes, new: byt
         if is_kept and kept.read_bytes() != old:  # else an earlier call was interrupted after it
             raise FileExistsError
         if dry_run:
-            effective = os.access in os.supports_effective_ids
-            if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=effective):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            _check_writable(path)
             return
         mode = stat.S_IMODE(about.st_mode)
         if not is_kept:
@@ -275,3 +352,10 @@ def _replace(path: Path, about: os.stat_result, kept: Path, old: bytes, new: byt
         problem = f"a file that can be written ({error.strerror or type(error).__name__})"
     if problem is not None:
         raise InvalidParameter(_WHAT, str(path), problem)
+
+
+def _check_writable(path: Path) -> None:
+    """Raise `PermissionError` unless the user may put another file in a file's place."""
+    effective = os.access in os.supports_effective_ids
+    if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=effective):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -12,9 +12,13 @@
 - tickets.sqlite: three budgets whose owners pay (of votes, of tokens, for each caller), with rows that are added up,
   tokens that were given back, an owner who was forgotten and one whose forgetting was interrupted, and a process that
   was killed when the witness knew its charge and the ledger did not.
+- named.npz and unnamed.npz: stores with and without a key of owners, with forgotten owners, and budgets and releases
+  that they remember.
 - expected.json: what that release said of them.
 
-With names of ledgers behind the folder, only these are made anew.
+With names of ledgers, or "stores", behind the folder, only these are made anew. The stores of 825a692 are made so too:
+
+    PYTHONPATH=../other .venv/bin/python tests/data/make_2644f89.py tests/data/825a692 stores
 """
 
 from __future__ import annotations
@@ -285,6 +289,73 @@ def charge_and_be_killed(url: str) -> None:
     charged(paying(url, "few")[1], store_of(owners=OWNERS), near(1))
 
 
+STORES = ("named", "unnamed")
+KEY = b"k" * 32
+LEFT = {"named": ["owner-3", "owner-5"], "unnamed": ["#6"]}
+"""The owners who are forgotten in each store."""
+
+
+def fill_stores(folder: Path) -> dict[str, Any]:
+    """Make the stores, and say what a reading tells of them."""
+    from langchain_core.documents import Document
+
+    try:
+        from langchain_dpicl.store.notes import OpenedBudget as opened
+    except ImportError:
+        from langchain_dpicl.store.base import OpenedBudget as opened
+
+    said: dict[str, Any] = {}
+    model = DeterministicFakeEmbedding(size=16)
+    for name in STORES:
+        owner = {"owner_key": "owner"} if name == "named" else {}
+        rows = [{"input": f"text {i}", "output": LABELS[i % 2], "owner": f"owner-{i % 7}"} for i in range(12)]
+        if name == "unnamed":
+            rows = [{"input": f"text {i // 2}", "output": "Positive"} for i in range(12)]
+        store = ExemplarStore.from_records(rows, model, ids=range(0, 24, 2), **owner)
+        about = {"output": "Positive", **({"owner": "owner-8"} if owner else {})}
+        store.maintenance().add_documents([Document("a document", metadata=about)], ids=["doc-\ud800"])
+        (folder / f"{name}.npz").unlink(missing_ok=True)
+        store.save(folder / f"{name}.npz")
+        store.remember_budget(opened("f" * 32, "sqlite:///ledger.db", "votes"))
+        if name == "named" and hasattr(store, "keep_notes"):
+            store.keep_notes(folder / "named.csv.dpicl")
+            store.remember_budget(opened("e" * 32, "sqlite:///other.db", "head", 1.5, 1e-6))
+        store.remember_release("a head (made up)")
+        for left in LEFT[name]:
+            store.forget(left)
+        store.add([{**rows[0], "input": "a later text"}])
+        store.save(folder / f"{name}.npz")
+        said[name] = told(store)
+    return said
+
+
+def told(store: Any) -> dict[str, Any]:
+    """All that a store says of its records."""
+    from dataclasses import astuple
+
+    found: dict[str, Any] = {"lineage": store.lineage, "owners": list(store.owners)}
+    found["keys"] = [store.input_key, store.output_key, store.owner_key]
+    with store.reading() as view:
+        rows, position = view.rows_of(view.numbers)
+        held = view.records(rows)
+        found["records"] = [[each.document, each.content.decode(), each.owner] for each in held]
+        found["vectors"] = [row.tobytes().hex() for row in view.vectors(rows)]
+        found["marks"] = [mark.hex() for mark in view.marks(view.numbers, KEY) if mark]
+        names = {number: each.owner for number, each in zip(view.numbers[position].tolist(), held, strict=True)}
+        found["near"] = [
+            [names[number] for number in view.eligible(store.embed_query(text), threshold).tolist()]
+            for text in ("text 4", "a document", "another question")
+            for threshold in (-0.1, 0.1, 0.9)
+        ]
+    was_forgotten = store._forgotten()
+    named = [owner for owner in ("owner-3", "owner-4", "owner-5") if was_forgotten(owner.encode(), True)]
+    contents = [b'{"input":"text %d","output":"Positive"}' % i for i in range(6)]
+    found["forgotten"] = named + [each.decode() for each in contents if was_forgotten(each, False)]
+    found["budgets"] = [[*astuple(each), None, None][:5] for each in store.budgets]
+    found["releases"] = list(store.released_once)
+    return found
+
+
 MODEL = """\
 model:
   url: http://127.0.0.1:8080/v1   # one server
@@ -364,19 +435,20 @@ def main(folder: Path, names: list[str]) -> None:
         "free": fill_free,
         "killed": fill_killed,
         "tickets": fill_tickets,
+        "stores": lambda _: fill_stores(folder),
     }
     for old in folder.iterdir():
         if not names or old.name.partition(".")[0] in names:
             old.unlink()
     warnings.simplefilter("ignore")
     known = folder / "expected.json"
-    expected: dict[str, Any] = json.loads(known.read_text()) if names else {}
+    expected: dict[str, Any] = json.loads(known.read_text()) if names and known.exists() else {}
     for name in names or fill_by_name:
         expected[name] = fill_by_name[name](f"sqlite:///{folder / name}.sqlite")
     known.write_text(json.dumps(expected, indent=1) + "\n")
     if not names:
         write_configurations(folder)
-    for name in names or fill_by_name:  # without a log beside it
+    for name in set(names or fill_by_name) - {"stores"}:  # without a log beside it
         connection = sqlite3.connect(folder / f"{name}.sqlite")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.execute("VACUUM")

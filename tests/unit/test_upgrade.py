@@ -19,15 +19,27 @@ import by_hand  # noqa: F401
 import numpy as np
 import pytest
 import yaml
-from earlier_release import EXPECTED, FOLDER, READS_LISTS, ask, content, copied, made
+from earlier_release import EXPECTED, FOLDER, READS_LISTS, STORES, ask, content, copied, copied_store, made
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from ledger_files import AFTER_A_KILL
 
-from langchain_dpicl import InvalidParameter, LedgerError, PlanMismatch, PrivacyBudget, PrivacyWarning
+from langchain_dpicl import (
+    ExemplarStore,
+    InvalidParameter,
+    LedgerError,
+    PlanMismatch,
+    PrivacyBudget,
+    PrivacyWarning,
+    StoreFileError,
+)
 from langchain_dpicl.budget import upgrade as ledgers
 from langchain_dpicl.budget.upkeep import recover
 from langchain_dpicl.cli import main
+from langchain_dpicl.durable import lock
 from langchain_dpicl.spec.conflicts import renamed
 from langchain_dpicl.spec.releases import RENAMED, of_today
+from langchain_dpicl.store.notes import DataNotes, OpenedBudget
+from langchain_dpicl.store.upgrade import upgrade_file
 
 OTHERS = "ignore:.*other budgets were opened:langchain_dpicl.PrivacyWarning"
 
@@ -843,17 +855,161 @@ def test_a_link_stays_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert real.read_text() == "release: {kind: label-vote}\n"
 
 
+# -- a store -----------------------------------------------------------------------------------------------------------
+
+MODEL = DeterministicFakeEmbedding(size=16)
+EVERY_STORE = [(release, name) for release, stores in STORES.items() for name in stores]
+
+
+@pytest.mark.parametrize(("release", "name"), EVERY_STORE)
+def test_a_store_answers_as_it_did_and_knows_its_owners_and_who_left(release: str, name: str, tmp_path: Path) -> None:
+    path = copied_store(tmp_path, release, name)
+    with np.load(path) as archive:
+        header = json.loads(archive["header"].tobytes())
+    with pytest.raises(StoreFileError, match=f"dpicl upgrade {name}.npz"):
+        ExemplarStore.load(path, MODEL)
+    assert main(["upgrade", str(path)]) == 0
+    store = ExemplarStore.load(path, MODEL)
+    told = json.loads(json.dumps(made.told(store)))
+    expected = STORES[release][name]
+    for fact in ("budgets", "releases"):
+        assert sorted(told.pop(fact)) == sorted(expected[fact])
+    assert told == {fact: value for fact, value in expected.items() if fact in told}
+    assert told["forgotten"], "a mark is known again"
+    with store.reading() as view:
+        assert view.numbers.tolist() == [*range(len(expected["owners"]))]
+    if "key" in header:
+        assert store.mark_keys() == (bytes.fromhex(header["key"]),)
+    assert store.add([{"input": "new", "output": "Positive", "owner": "owner-0"}]) == [header["next_id"]]
+    with pytest.warns(PrivacyWarning, match="made up"):
+        store.forget(expected["owners"][0])
+    store.close()
+
+
+def test_the_old_file_is_overwritten_and_its_mode_stays(tmp_path: Path) -> None:
+    path = copied_store(tmp_path)
+    path.chmod(0o640)
+    other = tmp_path / "another name of it"
+    os.link(path, other)
+    left = tmp_path / f".named.npz.{'0' * 16}.tmp"
+    shutil.copy(path, left)
+    kept = tmp_path / ".named.npz.tmp"
+    kept.write_text("another file")
+    upgrade_file(path)
+    assert set(other.read_bytes()) == {0}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert {each.name for each in tmp_path.iterdir()} == {path.name, other.name, kept.name}
+
+
+def test_a_store_behind_a_link_is_upgraded_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    path = copied_store(tmp_path / "real")
+    link = tmp_path / "link.npz"
+    link.symlink_to(path)
+    assert main(["upgrade", str(link)]) == 0
+    assert link.is_symlink()
+    ExemplarStore.load(path, MODEL).close()
+
+
+def test_budgets_in_the_notes_that_a_store_names_come_along(tmp_path: Path) -> None:
+    notes = DataNotes(tmp_path / "data.csv.dpicl")
+    opened = OpenedBudget("a" * 32, "sqlite:///third.db", "third", 2.0, 1e-6)
+    notes.remember([opened])
+    path = copied_store(tmp_path, "825a692", notes=[str(notes.path), str(tmp_path / "absent.dpicl")])
+    damaged = copied_store(tmp_path, "825a692", "unnamed", notes=[str(tmp_path / "damaged.dpicl")])
+    (tmp_path / "damaged.dpicl").write_text("no notes\n")
+    before = damaged.read_bytes()
+    with pytest.raises(StoreFileError, match="holds no notes"):
+        upgrade_file(damaged)
+    assert damaged.read_bytes() == before
+    upgrade_file(path)
+    store = ExemplarStore.load(path, MODEL)
+    assert opened in store.budgets
+    assert len(store.budgets) == 3
+    store.close()
+
+
+def test_a_dry_run_leaves_a_store_as_it_is_and_a_second_run_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied_store(tmp_path)
+    before = path.read_bytes()
+    code, out, _ = run(capsys, path, "--dry-run", "--json")
+    told = {"store": str(path), "version": 2, "exemplars": 11, "owners": 6, "changed": False}
+    assert (code, json.loads(out)) == (0, told)
+    assert path.read_bytes() == before
+    code, out, _ = run(capsys, path)
+    assert (code, out) == (0, "named.npz: format 2 is now a SQLite database, with 11 exemplars of 6 owners\n")
+    code, out, _ = run(capsys, path)
+    assert (code, out) == (0, "named.npz: in today's form already; nothing was changed\n")
+    assert [each.name for each in tmp_path.iterdir()] == ["named.npz"]
+    assert run(capsys, path, "--witness", "w")[0] == 1
+
+
+@pytest.mark.parametrize("fault", ["byte", "header", "version", "cut", "archive"])
+def test_a_damaged_store_is_refused_and_left_alone(
+    fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied_store(tmp_path, **({"version": 4} if fault == "version" else {}))
+    data = bytearray(path.read_bytes())
+    if fault == "byte":
+        data[data.index(b"text 4")] ^= 1
+    elif fault == "header":
+        data[data.index(b'"next_id"') + 11] ^= 1
+    elif fault == "cut":
+        del data[-30:]
+    path.write_bytes(data)
+    if fault == "archive":
+        np.savez(path, header=np.array("{}"))
+    before = path.read_bytes()
+    for options in (["--dry-run"], []):
+        code, out, err = run(capsys, path, *options)
+        assert (code, out, path.read_bytes()) == (1, "", before)
+        assert "text 4" not in err
+        assert "build it anew from the records" in err or fault == "cut"
+    assert [each.name for each in tmp_path.iterdir()] == ["named.npz"]
+
+
+def test_a_store_that_is_written_just_now_is_left_alone(tmp_path: Path) -> None:
+    """A process of the earlier release holds the file's lock while it writes."""
+    path = copied_store(tmp_path)
+    with open(path, "rb") as other:
+        assert lock(other.fileno())
+        with pytest.raises(StoreFileError, match="stop those that use it first"):
+            upgrade_file(path)
+    upgrade_file(path)
+
+
+def test_a_dry_run_refuses_a_store_in_a_folder_in_which_the_user_may_not_write(
+    everybodys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied_store(everybodys)
+    path.chmod(0o666)
+    assert run(capsys, path, "--dry-run")[0] == 0
+    everybodys.chmod(0o755)
+    before = path.read_bytes()
+    try:
+        os.seteuid(12345)
+        dry = run(capsys, path, "--dry-run")
+        real = run(capsys, path)
+    finally:
+        os.seteuid(0)
+    assert dry == real
+    assert (dry[0], "can be written (Permission denied)" in dry[2]) == (1, True)
+    assert path.read_bytes() == before
+    everybodys.chmod(0o777)
+    os.chown(path, 12345, 23456)
+    code, out, _ = run(capsys, path)
+    assert (code, "warning" in out) == (0, False)
+    assert (path.stat().st_uid, path.stat().st_gid) == (12345, 23456)
+
+
 # -- other files -------------------------------------------------------------------------------------------------------
 
 
-def test_other_files_are_refused_by_what_they_are(
-    tmp_path: Path, store_of: Any, records: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = tmp_path / "store.npz"
-    store_of(records(3)).save(store)
-    head, old = tmp_path / "head.npz", tmp_path / "old.npz"
+def test_other_files_are_refused_by_what_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = tmp_path / "head.npz"
     np.savez(head, about=np.array("{}"), weights=np.zeros(2))
-    np.savez(old, header=np.array('{"format": "langchain-dpicl store", "version": 2}'))
     files = {
         "notes.dpicl": '{"format": "dpicl-notes-1", "key": "00"}\n',
         "head.npz.part": '{"format": "dpicl-fit-1"}\n',
@@ -868,9 +1024,7 @@ def test_other_files_are_refused_by_what_they_are(
         (tmp_path / name).write_text(text)
     (tmp_path / "other.db").write_bytes((FOLDER / "ledger.sqlite.witness").read_bytes())
     for name, words in {
-        "store.npz": "it is a saved store: this release reads it as it is",
         "head.npz": "it is a head: this release reads it as it is",
-        "old.npz": "build it anew from the records",
         "notes.dpicl": "the notes of a data file: this release reads it as it is",
         "head.npz.part": "an unfinished fit: this release",
         "job.part": "run the job again",
