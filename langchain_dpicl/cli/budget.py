@@ -220,6 +220,7 @@ def forget_options(parser: Any) -> None:
 
     examples:
       dpicl forget --store patients.db --owner patient-17
+      dpicl forget --store patients.csv.store --owner patient-17    # of a server whose store is {data: patients.csv}
       dpicl forget --store patients.db --owner - --ledger postgresql://desk@host/budgets < owner.txt
       dpicl forget --store postgresql://desk@host/records --collection patients --owner patient-17
 

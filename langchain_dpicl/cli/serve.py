@@ -25,7 +25,7 @@ def serve_options(parser: Any) -> None:
       dpicl serve --config server.yaml --workers 4
 
     a configuration:
-      store:    {file: tickets.npz}
+      store:    {data: tickets.csv}    # its embeddings are kept beside it, in tickets.csv.store; or file: tickets.db
       model:    {name: gpt-4.1-mini, url: https://api.openai.com/v1, api_key_env: OPENAI_API_KEY}
       release:  {kind: vote, labels: [billing, technical]}
       selector: {members: 20, shots: 2}    # or calls: 20, with one owner each

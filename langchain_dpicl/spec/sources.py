@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from functools import cached_property, partial
@@ -52,8 +53,7 @@ def _collection(name: str) -> str:
 class StoreSection(Section):
     """The private examples: a store in a file of SQLite's (``file``), a collection on PostgreSQL (``url``), or a data
     file (``data``), alone or beside one of the others. The store then keeps the embeddings, and is made equal to the
-    data file
-    at every start, by one worker. For ``data`` alone it is the file ``DATA.store`` beside it."""
+    data file at every start, by one worker. For ``data`` alone it is the file ``DATA.store`` beside it."""
 
     file: FilePath | None = None
     url: Annotated[str | None, AfterValidator(_postgresql)] = Field(None, repr=False)
@@ -75,19 +75,22 @@ class StoreSection(Section):
 
     def check(self) -> None:
         if self.file is None and self.url is None and self.data is None:
-            raise ValueError("give file (a saved store), url (PostgreSQL), or data (JSON lines, CSV or Parquet)")
+            raise ValueError("give file (a store's), url (PostgreSQL), or data (JSON lines, CSV or Parquet)")
         if self.file is not None and self.url is not None:
             raise ValueError("give file or url: a store is in a file or on PostgreSQL")
         for is_unused, names, reason in (
             (self.url is None, ("name", "vectors_in_memory"), "a collection's, for url alone"),
             (self.data is None, ("delimiter", "encoding", "notes", "skip_bad"), "there is no data to be read"),
-            (self.data is None and self.url is None, RecordKeys._fields, "the saved store has it"),
+            (self.data is None and self.url is None, RecordKeys._fields, "the store has it"),
         ):
             if is_unused and (unused := sorted(self.model_fields_set.intersection(names))):
                 raise InvalidParameter(unused[0], "(not shown)", f"left out: {reason}")
 
     def open(self, folder: Path, outputs: Mapping[str, Any]) -> ExemplarStore:
-        """Open it. ``outputs``: what the examples' are, for `check_file`."""
+        """Open it. ``outputs``: what the examples' are, for `check_file`.
+
+        Raises `InvalidParameter` for ``data`` alone in a folder that cannot be written.
+        """
         from langchain_dpicl.local import local_embeddings
         from langchain_dpicl.store.datacheck import check_file
         from langchain_dpicl.store.datafile import Reading
@@ -112,8 +115,17 @@ class StoreSection(Section):
         records = check_file(data, keys, reading, **checks).usable(self.skip_bad, notes.log.warning)
         kept = DataNotes.beside(data, None if self.notes is None else folder / self.notes)
         if place is None:
-            place = address(data.with_name(f"{data.name}.store"))
+            place = address(_beside(data))
         return store_of(records, model, keys, place, kept, notes.log.warning, **about)
+
+
+def _beside(data: Path) -> Path:
+    """The file beside a data file that keeps its embeddings. `InvalidParameter` if the folder cannot be written."""
+    effective = os.access in os.supports_effective_ids
+    if not os.access(data.parent, os.W_OK | os.X_OK, effective_ids=effective):
+        bound = "given, in a folder that can be written: data's cannot, and its embeddings would be kept there"
+        raise InvalidParameter("store.file", None, bound)
+    return data.with_name(f"{data.name}.store")
 
 
 class HeadSection(Section):

@@ -149,7 +149,7 @@ class StoreDatabase(sql.Database):
                 sql.direct(connection, "SET LOCAL lock_timeout TO 0", {})
                 sql.direct(connection, "SELECT pg_advisory_xact_lock(:lock)", {"lock": _FOLLOWING})
             elif self.path is not None:
-                descriptor = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+                descriptor = self._lock_file()
                 ends.callback(os.close, descriptor)
                 while not durable.lock(descriptor):
                     time.sleep(_PAUSE)
@@ -159,6 +159,15 @@ class StoreDatabase(sql.Database):
         """Keep the other threads from writing, and from reading what is in memory."""
         found: AbstractContextManager[object] = self._writers
         return found
+
+    def _lock_file(self) -> int:
+        """A descriptor of the file beside SQLite's that is locked. Raises `StoreFileError`."""
+        fault = ""
+        try:
+            return os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            fault = error.strerror or type(error).__name__
+        raise StoreFileError(f"the lock {os.path.basename(str(self.path))}.lock cannot be made: {fault}")
 
     def copy_to(self, path: str) -> None:
         """Copy a database in memory to a file of SQLite's."""

@@ -5,22 +5,27 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import os
 import pickle
 import shutil
 import sqlite3
+import stat
+import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from earlier_release import copied_store
 from fastapi.testclient import TestClient
 from langchain_core.embeddings import DeterministicFakeEmbedding, FakeEmbeddings
+from pydantic import Field
 from serving_files import ACCESS, KEY, VOTE, ask, file_of, merged
 from serving_files import models as models
 
 from langchain_dpicl import ExemplarStore, InvalidParameter, PrivacyBudget, PrivateHead, local
 from langchain_dpicl.cli import main
-from langchain_dpicl.errors import InvalidRecords, LocalModelError
+from langchain_dpicl.errors import InvalidRecords, LocalModelError, StoreFileError
 from langchain_dpicl.private import notes
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.release.transaction import acting_for
@@ -78,8 +83,8 @@ def test_a_vote_is_served_to_whoever_has_a_key(tmp_path: Path) -> None:
 def test_a_saved_store_keeps_its_keys(tmp_path: Path) -> None:
     rows = [{"body": f"{i}", "desk": "ab"[i % 2]} for i in range(60)]
     fake = DeterministicFakeEmbedding(size=8)
-    ExemplarStore.from_records(rows, fake, input_key="body", output_key="desk").save(tmp_path / "store.npz")
-    settings = read(file_of(tmp_path, merged(VOTE, {"store": {"file": "store.npz"}})))
+    ExemplarStore.from_records(rows, fake, input_key="body", output_key="desk").save(tmp_path / "store.db")
+    settings = read(file_of(tmp_path, merged(VOTE, {"store": {"file": "store.db"}})))
     assert ask(create_app(settings), {"input": {"body": "b question"}}).json()["output"]["answer"] == "b"
 
 
@@ -88,7 +93,7 @@ def test_a_store_beside_the_data_follows_it_and_says_so_if_it_is_asked(
 ) -> None:
     caplog.set_level(logging.CRITICAL + 1, notes.NAME)  # as it is, and is again
     caplog.handler.setLevel(logging.DEBUG)
-    settings = read(file_of(tmp_path, merged(VOTE, {"store.file": "kept.npz", "store.skip_bad": True})))
+    settings = read(file_of(tmp_path, merged(VOTE, {"store.file": "kept.db", "store.skip_bad": True})))
     assert ask(create_app(settings), {"input": {"text": "b question"}}).json()["output"]["answer"] == "b"
     with (tmp_path / "tickets.jsonl").open("a") as file:
         file.write('\n{"text": "new", "label": "a", "who": "p60"}\n{"text": "CANARY", "label": "c", "who": "p61"}')
@@ -97,11 +102,75 @@ def test_a_store_beside_the_data_follows_it_and_says_so_if_it_is_asked(
     create_app(settings.model_copy(update={"server": settings.server.model_copy(update={"log_private_notes": True})}))
     told = [record.getMessage() for record in caplog.records]
     assert any("1 of 62 records" in text for text in told)
-    assert any("kept.npz: up to date" in text for text in told)
+    assert any("kept.db: up to date" in text for text in told)
     assert "CANARY" not in caplog.text
-    assert len(ExemplarStore.load(tmp_path / "kept.npz", DeterministicFakeEmbedding(size=8))) == 61
+    assert len(ExemplarStore.load(tmp_path / "kept.db", DeterministicFakeEmbedding(size=8))) == 61
     with pytest.raises(InvalidRecords, match=r"1 of 62 records .* no label of the list under 'label' \(line 62\)"):
         read(file_of(tmp_path, VOTE)).build()
+
+
+class Counting(DeterministicFakeEmbedding):
+    """Keeps the texts that it embeds."""
+
+    seen: list[str] = Field(default_factory=list)
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        self.seen += texts
+        return super().embed_documents(texts)
+
+
+def test_data_alone_is_embedded_once_and_followed_and_brings_nobody_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Counting(size=8)
+    monkeypatch.setattr(local, "local_embeddings", lambda: model)
+    settings = read(file_of(tmp_path, VOTE))
+    file = tmp_path / "tickets.jsonl.store"
+
+    def embedded() -> list[str]:
+        model.seen.clear()
+        releases_in(settings.build())[0].store.close()
+        return [text for text in model.seen if text not in ("word", "text 0")]
+
+    assert embedded() == [f"text {i}" for i in range(1, 60)]
+    for each in (file, tmp_path / "tickets.jsonl.store.lock"):
+        assert stat.S_IMODE(each.stat().st_mode) == 0o600
+    assert embedded() == []
+    rows = (tmp_path / "tickets.jsonl").read_text().split("\n")
+    rows[7:9] = ['{"text": "new", "label": "a", "who": "p7"}']
+    (tmp_path / "tickets.jsonl").write_text("\n".join(rows))
+    assert embedded() == ["new"]
+    assert main(["forget", "--store", str(file), "--owner", "p9"]) == 0
+    assert "1 exemplars went, 58 owners are left" in capsys.readouterr().out
+    assert embedded() == []
+    store = ExemplarStore.load(file, model)
+    assert {"p7", "p8", "p9"} & set(store.owners) == {"p7"}
+    assert len(store) == 58
+    store.close()
+
+
+def test_a_store_of_an_earlier_release_is_refused_with_the_command(tmp_path: Path) -> None:
+    for path, changes in (("old.npz", {"store": {"file": "old.npz"}}), ("kept.npz", {"store.file": "kept.npz"})):
+        copied_store(tmp_path).rename(tmp_path / path)
+        with pytest.raises(StoreFileError, match=f"dpicl upgrade {path}"):
+            read(file_of(tmp_path, merged(VOTE, changes))).build()
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="needs the rights of root")
+def test_data_alone_in_a_folder_that_cannot_be_written_needs_a_place() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "tickets.jsonl").write_text('{"text": "CANARY", "label": "a", "who": "p1"}')
+        settings = read(file_of(folder, VOTE))
+        try:
+            os.seteuid(12345)
+            with pytest.raises(InvalidParameter, match="given, in a folder that can be written") as told:
+                settings.build()
+        finally:
+            os.seteuid(0)
+        assert "CANARY" not in str(told.value)
+        assert {each.name for each in folder.iterdir()} == {"tickets.jsonl", "server.yaml"}
 
 
 @pytest.mark.parametrize(
