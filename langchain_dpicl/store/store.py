@@ -813,7 +813,9 @@ class ExemplarStore(PrivateRecords):
         return self._database.run(partial(tables.budgets, name=self._collection.name), "read")
 
     def _open_budgets(self, budgets: Sequence[OpenedBudget]) -> None:
-        self._database.run(partial(tables.budgets, name=self._collection.name, new=budgets))
+        known = self._opened()
+        if not set(merged(known, budgets)) <= set(known):  # else it would wait for a change that is under way
+            self._database.run(partial(tables.budgets, name=self._collection.name, new=budgets))
 
     @property
     def released_once(self) -> tuple[str, ...]:

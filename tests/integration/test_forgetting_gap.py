@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_dpicl.store.postgres import PostgresExemplarStore
 from pgvector_server import KEY
 
 from langchain_dpicl import ExemplarStore, PrivacyBudget, UnknownOwner
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.budget.upkeep import forget
-from langchain_dpicl.store.base import PrivateStore, owner_mark
+from langchain_dpicl.store.base import owner_mark
 
 EMBEDDINGS = DeterministicFakeEmbedding(size=8)
 TICKETS = 4
@@ -34,7 +33,7 @@ _, where, ledger, moment = sys.argv
 store = store_at(where)
 budget, line = opened(ledger)
 budget.watch(store)
-name = {"before": "_leave", "after": "_become" if where.endswith(".npz") else "_heard"}[moment]
+name = {"before": "_leave", "after": "refresh"}[moment]
 method = getattr(store, name)
 
 def stop(*given):
@@ -51,9 +50,7 @@ print("done", flush=True)
 
 def store_at(where: str) -> Any:
     """A store as another process opens it."""
-    if where.endswith(".npz"):
-        return ExemplarStore.load(where, EMBEDDINGS)
-    return PostgresExemplarStore.open(where, EMBEDDINGS)
+    return ExemplarStore.open(where, EMBEDDINGS)
 
 
 def opened(ledger: str) -> tuple[PrivacyBudget, Any]:
@@ -65,7 +62,7 @@ class Worker:
     """What one process knows: a store and a ledger that it has opened for itself."""
 
     def __init__(self, where: str, ledger: str) -> None:
-        self.where, self.store = where, store_at(where)
+        self.store = store_at(where)
         self.budget, self.line = opened(ledger)
         self.budget.watch(self.store)
 
@@ -85,21 +82,16 @@ class Worker:
 
     def add(self) -> None:
         self.store.add([ANN])
-        if isinstance(self.store, ExemplarStore):
-            self.store.save(self.where)
 
 
 @pytest.fixture(params=["file", "postgresql"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of a store: Ann and three others."""
-    if request.param == "file":
-        path = str(tmp_path / "store.npz")
-        ExemplarStore.from_records([ANN, *OTHERS], EMBEDDINGS, owner_key="owner").save(path)
-        yield path
-    else:
+    url = f"sqlite:///{tmp_path}/store.db"
+    if request.param == "postgresql":
         url = request.getfixturevalue("pgvector_url")
-        PostgresExemplarStore.from_records([ANN, *OTHERS], EMBEDDINGS, url, owner_key="owner").close()
-        yield url
+    ExemplarStore.from_records([ANN, *OTHERS], EMBEDDINGS, url, owner_key="owner").close()
+    return url
 
 
 @pytest.fixture
@@ -129,8 +121,7 @@ def go_on(process: Any) -> None:
     assert process.communicate("\n", timeout=30)[0] == "done\n"
 
 
-def is_there(store: PrivateStore) -> bool:
-    store.refresh()
+def is_there(store: ExemplarStore) -> bool:
     return "ann" in store.owners
 
 
