@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NoReturn, TypeVar
+from urllib.parse import quote
 
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -79,14 +80,20 @@ class StoreDatabase(sql.Database):
             raise StoreFileError(f"the exemplar store {self.shown!r} cannot be made: {fault}")
 
     def check_file(self) -> None:
-        """Raise `StoreFileError` for a file of SQLite's that is not there, or that an earlier version made."""
+        """Raise `StoreFileError` for a file of SQLite's that is not there, or that an earlier version made.
+
+        SQLite reads it. A process that opens and closes a database's file by other means gives up all locks that it
+        has there, and another process then removes the log from under its connections.
+        """
         if self.path is None:
             return
         name = os.path.basename(self.path)
         fault = ""
         try:
-            with open(self.path, "rb") as file:
-                if file.read(2) == b"PK":
+            if not self._is_database():
+                with open(self.path, "rb") as file:
+                    is_earlier = file.read(2) == b"PK"
+                if is_earlier:
                     fault = f"an earlier version made it: dpicl upgrade {name} makes a store of it"
         except FileNotFoundError:
             fault = "no such file"
@@ -94,6 +101,18 @@ class StoreDatabase(sql.Database):
             fault = error.strerror or type(error).__name__
         if fault:
             raise StoreFileError(f"{name!r} cannot be read: {fault}")
+
+    def _is_database(self) -> bool:
+        """False if SQLite cannot open the file, or finds something else in it. Raises `OSError` if it is not there."""
+        path = str(self.path)
+        os.stat(path)
+        not_one = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN)
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as connection:
+                connection.execute("PRAGMA schema_version")
+        except sqlite3.Error as error:
+            return error.sqlite_errorcode & 0xFF not in not_one
+        return True
 
     def _check(self) -> None:
         shut.check_records()
