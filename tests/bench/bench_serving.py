@@ -106,7 +106,7 @@ def head_of(folder: Path) -> PrivateHead:
         outputs = [LABELS[i % 2] for i in range(384)]
         texts = [f"a ticket, {i}" for i in range(384)]
         store = ExemplarStore.from_texts(texts, local_embeddings(), outputs=outputs, vectors=vectors, progress=False)
-        store.save(folder / "store.npz")
+        store.save(folder / "store.db")
         with contextlib.closing(PrivacyBudget(8.0, 1e-5, {"head": 1}, f"sqlite:///{folder}/heads.db")) as budget:
             PrivateHead.fit(store, LABELS, budget, progress=False).save(file)
     return PrivateHead.load(file, local_embeddings())
@@ -418,7 +418,7 @@ def configured(kind: str, folder: Path) -> dict[str, Any]:
     if kind == "head":
         return {"head": "head.npz"}
     return {
-        "store": {"file": "store.npz"},
+        "store": {"file": "store.db"},
         "release": {"kind": "vote", "labels": LABELS},
         "selector": {"calls": 20, "threshold": 0.0, "eligible": 300},
         "budget": {"epsilon": 8, "delta": 1e-5, "releases": 100, "ledger": "sqlite:///ready.db", "accept_noise": True},

@@ -57,7 +57,7 @@ def test_an_answer_comes_with_its_receipt(data: Path, capsys: Any) -> None:
     assert "28 answers left" in out, "the ledger goes on counting"
 
 
-@pytest.mark.parametrize(("first", "second"), [("", ""), ("--store s.npz", ""), ("", "--store s.npz")])
+@pytest.mark.parametrize(("first", "second"), [("", ""), ("--store s.db", ""), ("", "--store sqlite:///s.db")])
 def test_two_ledgers_on_one_data_file_are_noticed(first: str, second: str, data: Path, capsys: Any) -> None:
     """With and without a store, and by another name too; nothing is kept of what the file holds."""
     command = answer(data, "--question", "a question")
