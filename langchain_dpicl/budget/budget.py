@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from langchain_dpicl.budget import terms
 from langchain_dpicl.budget.ledger import Ledger
-from langchain_dpicl.budget.line import BudgetLine
+from langchain_dpicl.budget.line import BudgetLine, parse_release_id
 from langchain_dpicl.budget.opening import Where
 from langchain_dpicl.budget.schema import UNLIMITED, StoredPlan
 from langchain_dpicl.budget.stored import ReleaseRow, StoredLedger
@@ -587,7 +587,7 @@ class PrivacyBudget(Accounting, Closed):
         if principal is not None and self.scope == "shared" and self.replay == "principal":
             raise InvalidParameter("principal", principal, "None: a shared budget does not keep whose a receipt is")
         stored = self._find()
-        known = terms.parse_release_id(release_id)
+        known = parse_release_id(release_id)
         if stored is None or known is None or known[0] != self.name:
             return None
         _, line, counter, number = known

@@ -76,12 +76,17 @@ class ChargeRequest:
     @property
     def keys(self) -> list[Hashable]:
         """The key of each entry: the query, or its place if it is never replayed. Equal keys share a charge."""
-        return [query if query is not None and self.replay else place for place, query in enumerate(self.queries)]
+        found: list[Hashable] = list(range(len(self.queries)))
+        if self.replay:
+            for place, query in enumerate(self.queries):
+                if query is not None:
+                    found[place] = query
+        return found
 
     @property
-    def names(self) -> set[str]:
-        """The queries that may be replayed."""
-        return {key for key in self.keys if isinstance(key, str)}
+    def names(self) -> list[str]:
+        """The different queries that may be replayed."""
+        return list(dict.fromkeys(filter(None, self.queries))) if self.replay else []
 
 
 class Ledger(StoredLedger):
@@ -124,10 +129,9 @@ class Ledger(StoredLedger):
         """Compare the ledger with its witness, once after each opening."""
         if self._given is UNWATCHED:
             raise LedgerError(f"the ledger {self.shown!r} was opened to be read: nothing was charged")
-        if self._witness is None or self._is_checked:
-            return
         with self._checking:
-            opening.check(self, self._witness)
+            if self._witness is not None and not self._is_checked:
+                opening.check(self, self._witness)
             self._is_checked = True
 
     def close(self) -> None:
@@ -148,7 +152,8 @@ class Ledger(StoredLedger):
 
     def charge(self, request: ChargeRequest) -> ChargeOutcome:
         """Charge the queries that were not answered before: all of them durably, or nothing, in one transaction."""
-        self._check_witness()
+        if not self._is_checked:
+            self._check_witness()
         undo = contextlib.ExitStack()  # takes back the interval of a transaction that certainly was rolled back
         try:
             entries = self.run(partial(self._charge, request=request, undo=undo), rolled_back=undo.close)
@@ -168,7 +173,7 @@ class Ledger(StoredLedger):
         """Charge the queries that nobody has answered, or return the claims of other callers on them."""
         # Replay.
         keys = request.keys
-        known = schema.claims_of(connection, request.account, [key for key in keys if isinstance(key, str)])
+        known = schema.claims_of(connection, request.account, request.names)
         pending: dict[str, Claim] = {}
         entries: dict[Hashable, Charge | Claim] = {}
         for query, claim in known.items():
@@ -183,29 +188,30 @@ class Ledger(StoredLedger):
             if key not in entries:
                 new.setdefault(key, place)
         if not new:
-            return [entries[key] for key in keys]
+            return list(map(entries.__getitem__, keys))
         # Count, and let the owners pay.
-        made, lost = _count(connection, request, [request.queries[place] for place in new.values()])
+        made, lost = _count(connection, request, list(map(request.queries.__getitem__, new.values())))
         if request.tickets is not None:
-            made = request.tickets(connection, made, [*new.values()], lost)
+            made = request.tickets(connection, made, list(new.values()), lost)
         charged = dict(zip(new, made, strict=True))
         _claim(connection, charged, known)
         # The witness: the last act before the COMMIT, which ``undo`` takes back.
         before = made[0].number - request.units
-        key = self._key_of(connection, request.account)
+        after = made[-1].number
+        key = self._keys.get(request.account) or self._key_of(connection, request.account)
         if before < self._reached.get(request.account, 0):
             raise rolled_back(key, before, self._reached[request.account])
-        if self._witness is not None:
-            units = made[-1].number - before
-            is_inside = self._witness.url == self.url  # its mark is then rolled back with the charge
-            follow = partial(move, connection) if is_inside else self._witness.follow
-            beyond = follow(key, before, units)
+        witness = self._witness
+        if witness is not None:
+            is_inside = witness.url == self.url  # its mark is then rolled back with the charge
+            follow = partial(move, connection) if is_inside else witness.follow
+            beyond = follow(key, before, after - before)
             if beyond is not None:
                 raise TryAgain(f"it does not keep up with its witness; {ADVICE}", partial(opening.settle, self, beyond))
             if not is_inside:
-                undo.callback(self._withdraw, key, before, before + units)
+                undo.callback(self._withdraw, key, before, after)
         entries |= charged
-        return [entries[key] for key in keys]
+        return list(map(entries.__getitem__, keys))
 
     def _withdraw(self, key: CounterKey, before: int, after: int) -> None:
         if self._witness is not None:
@@ -229,7 +235,8 @@ class Ledger(StoredLedger):
         missing. Units are given back to a charge that nobody has answered or given up, and once; the same record
         written again changes nothing. They go back to the counter, or, if owners pay, as ``tickets`` to its owners.
         """
-        unused = 0 if charge.all_counts else unused
+        if unused and charge.all_counts:
+            unused = 0
         to_counter = unused if tickets is None else 0
         values = {
             "receipt": receipt,
@@ -237,9 +244,16 @@ class Ledger(StoredLedger):
             "answer": answer,
             "units": charge.units - to_counter,
         }
-        self._record(charge, values, unused, to_counter, tickets)
+        record = partial(
+            self._record,
+            charge=charge,
+            values=values,
+            unused=unused,
+            to_counter=to_counter,
+            tickets=tickets,
+        )
+        self.run(record, "note")
 
-    @transaction("note")
     def _record(
         self,
         connection: Connection,
@@ -359,24 +373,26 @@ def _count(
         raise DoesNotFit
     counter_id, spent, returned, lost = row
     numbers = range(spent - count + units, spent + 1, units)
-    if not at_once:
-        rows = [{"counter_id": counter_id, "number": number, "charged": now, "units": units} for number in numbers]
-        direct(connection, _WRITE, *rows)
     others = schema.spent_beside(connection, account) if request.others else {}
-    made = [
-        Charge(
-            **account._asdict(),
+    rows: list[dict[str, object]] = []
+    made: list[Charge] = []
+    for number, name in zip(numbers, names, strict=True):
+        rows.append({"counter_id": counter_id, "number": number, "charged": now, "units": units})
+        charge = Charge(
+            *account[:2],
             number=number,
             time=now,
             others=others,
             counter_id=counter_id,
+            principal=account.principal,
             query=name,
             units=units,
             returned=returned,
             process=os.getpid(),
         )
-        for number, name in zip(numbers, names, strict=True)
-    ]
+        made.append(charge)
+    if not at_once:
+        direct(connection, _WRITE, *rows)
     return made, lost
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
+import hmac
 import json
 import logging
 import math
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, cast
+from operator import methodcaller
+from typing import Any, Final, cast
 
 from langchain_dpicl.budget import terms
 from langchain_dpicl.budget.ledger import ChargeRequest, Ledger
@@ -77,7 +83,12 @@ class BudgetLine(Accounting):
         self._words = plan_line.describe()
         self._unit = plan_line.family.unit
         self._has_others = len(plan.lines) > 1
+        self._assumption = terms.assumption(policy.scope)
+        self._account_of_all: Account | None = None
+        if policy.scope == "shared":
+            self._account_of_all = Account(stored.id, name)
         self._key: bytes | None = None
+        self._known_step = (1, 0, 0.0)  # from one count to another; the epsilon there
 
     # -- queries -------------------------------------------------------------------------------------------------------
 
@@ -96,10 +107,12 @@ class BudgetLine(Accounting):
         if self._key is None:
             self._key = self._ledger.key("query_key")
         whose = ("principal", self.caller(principal)) if self._policy.replay == "principal" else ()
-        return terms.query_id(self._key, (self._stored.digest, self.name, *whose), request, variant)
+        return query_id(self._key, (self._stored.digest, self.name, *whose), request, variant)
 
     def caller(self, principal: str | None = None) -> str:
         """The principal who sees the answers to a principal's requests; "" if callers share what they see."""
+        if self._account_of_all is not None and self._policy.replay != "principal":
+            return ""
         return self._policy.caller(principal)
 
     def replayed(
@@ -135,6 +148,8 @@ class BudgetLine(Accounting):
         return [_replayed(answered[query]) if query in answered else None for query in queries], spent
 
     def _account(self, principal: str | None) -> Account:
+        if self._account_of_all is not None:
+            return self._account_of_all
         return Account(self.plan_id, self.name, self._policy.principal(principal))
 
     # -- charges -------------------------------------------------------------------------------------------------------
@@ -199,10 +214,16 @@ class BudgetLine(Accounting):
             others=self._has_others,
             tickets=None if self.tickets is None else TicketPayment(self.tickets, owners or ()),
         )
+        found = yield partial(self._claim, request)
+        if isinstance(found, dict):
+            found = yield from self._wait(request, found)
+        return cast("list[Charge | Replayed]", found)
+
+    def _wait(self, request: ChargeRequest, claims: Mapping[str, Claim]) -> Flow[list[Charge | Replayed]]:
+        """Wait for the claims of other callers, and charge what nobody has answered by then."""
         patience = self._policy.replay_patience
         seconds = _FIRST_PAUSE
-        claims: Mapping[str, Claim] = {}  # of others, on these queries
-        seen: dict[tuple[str, int], float] = {}  # each of them, with the time when it was first seen
+        seen: dict[tuple[str, int], float] = {}  # each claim, with the time when it was first seen
         while True:
             now = time.monotonic()
             waited = {query: now - seen.setdefault((query, claim.number), now) for query, claim in claims.items()}
@@ -210,7 +231,7 @@ class BudgetLine(Accounting):
             if wanted:
                 yield pause(seconds)
                 seconds = min(1.5 * seconds, _LONGEST_PAUSE)
-                claims, _ = yield partial(self._ledger.claims, account, wanted)
+                claims, _ = yield partial(self._ledger.claims, request.account, wanted)
                 continue
             overdue = {query: number for (query, number), since in seen.items() if now - since >= patience}
             found = yield partial(self._claim, replace(request, overdue=overdue))
@@ -226,11 +247,15 @@ class BudgetLine(Accounting):
             return found
         took("charge", began)
         if found is None:
-            known, _ = self._ledger.claims(request.account, [*request.names])
+            known, _ = self._ledger.claims(request.account, request.names)
             needed = len(set(request.keys)) - sum(claim.answer is not None for claim in known.values())
             raise self._exceeded(request.account.principal, request.units * needed)
-        self._warn([entry for entry in found if isinstance(entry, Charge)])
-        return [_replayed(entry) if isinstance(entry, Claim) else entry for entry in found]
+        if self._policy.soft_limit is not None:
+            self._warn([entry for entry in found if isinstance(entry, Charge)])
+        entries: list[Charge | Replayed] = []
+        for entry in found:
+            entries.append(_replayed(entry) if isinstance(entry, Claim) else entry)
+        return entries
 
     def reopen(self, query: str | None, principal: str | None = None) -> Charge | None:
         """The charge for this query that was neither answered nor given up; None if there is none. Charges nothing.
@@ -335,7 +360,8 @@ class BudgetLine(Accounting):
                 unused,
                 f"tokens that were never sampled: at most {most} here, and 0 unless the outcome is {RELEASED!r}",
             )
-        unused = 0 if charge.all_counts else unused
+        if unused and charge.all_counts:
+            unused = 0
         receipt = self._receipt(charge, outcome, unused)
         if text and self._policy.keep_queries:
             receipt["query"] = text
@@ -352,15 +378,15 @@ class BudgetLine(Accounting):
     def _receipt(self, charge: Charge, outcome: str, unused: int = 0) -> Receipt:
         spent = charge.spent - unused
         return {
-            "id": terms.release_id(self._stored.name, self.name, charge.principal, charge.counter_id, charge.number),
+            "id": release_id(self._stored.name, self.name, charge.principal, charge.counter_id, charge.number),
             "budget": self._stored.name,
             "plan": self._stored.digest[:16],
             "line": self.name,
             "number": charge.number,
             "principal": charge.principal or None,
-            "assumption": terms.assumption(self._policy.scope),
+            "assumption": self._assumption,
             "mechanism": self._words,
-            "epsilon_spent": self.plan.spent(self.plan.at_most({**charge.others, self.name: spent})),
+            "epsilon_spent": self._epsilon_spent(charge, spent),
             "epsilon": self.plan.epsilon,
             "delta": self.plan.delta,
             "remaining": self.count - spent if self.tickets is None else None,
@@ -370,6 +396,17 @@ class BudgetLine(Accounting):
             "query": charge.query,
             "time": charge.time,
         }
+
+    def _epsilon_spent(self, charge: Charge, spent: int) -> float:
+        """The loss of the whole plan so far. Of a plan with one line, one step of its ladder serves many charges."""
+        if self._has_others:
+            return self.plan.spent(self.plan.at_most({**charge.others, self.name: spent}))
+        spent = min(spent, self.count)
+        low, high, epsilon = self._known_step
+        if not low <= spent <= high:
+            epsilon = self.plan.spent({self.name: spent})
+            self._known_step = spent, self.plan.step(self.name, spent), epsilon
+        return epsilon
 
     def unreleased_receipt(self, principal: str | None = None) -> Receipt:
         """The receipt of a public zero-shot answer when the releases are spent: no release, no number, no cost.
@@ -411,3 +448,84 @@ class BudgetLine(Accounting):
 def _replayed(claim: Claim) -> Replayed:
     assert claim.answer is not None
     return Replayed(claim.answer, terms.read_receipt(claim.receipt or "{}", replayed=True))
+
+
+def release_id(budget: str, line: str, principal: str, counter_id: int, number: int) -> str:
+    """The id of a release. It shows a principal's counter instead of its name."""
+    return f"{budget}:{line}:{counter_id}.{number}" if principal else f"{budget}:{line}:{number}"
+
+
+def parse_release_id(text: str) -> tuple[str, str, int | None, int] | None:
+    """Budget, line, counter (None: the shared one) and number, from an id that `release_id` made; else None."""
+    found = re.fullmatch(r"(.*):([^:]*):(?:([0-9]{1,18})\.)?([0-9]{1,18})", str(text), re.DOTALL)
+    if found is None:
+        return None
+    budget, line, counter, number = found.groups()
+    return budget, line, None if counter is None else int(counter), int(number)
+
+
+def query_id(
+    key: bytes,
+    where: tuple[str, ...],
+    request: Mapping[str, object],
+    variant: str,
+) -> str | None:
+    """The keyed hash by which an equal query is known again, as 64 hex digits.
+
+    Two requests have the same hash if and only if they are equal in value AND type (1, "1", True and 1.0 differ), on
+    the same plan, line and variant. The key is random, made once with the ledger, so a reader of receipts alone cannot
+    test guesses. None for a request that cannot be serialised, which is then never replayed.
+    """
+    try:
+        content = _place(where, variant) + _encode(dict(request))
+    except (TypeError, RecursionError):
+        return None
+    return hmac.new(key, content, hashlib.sha256).hexdigest()
+
+
+@functools.lru_cache(maxsize=256)
+def _place(where: tuple[str, ...], variant: str) -> bytes:
+    """The part of a query's content that requests of one form have in common."""
+    return _encode(where) + _encode(variant)
+
+
+def _entries(value: dict[Any, Any]) -> bytes:
+    found: list[bytes] = []
+    for key, item in value.items():
+        found.append(_encode(key) + _encode(item))
+    return b"".join(sorted(found))
+
+
+_PLAIN: dict[type, tuple[bytes, Callable[[Any], bytes]]] = {
+    type(None): (b"n", lambda _: b""),
+    bool: (b"b", lambda value: b"1" if value else b"0"),
+    int: (b"i", lambda value: b"%x" % value),
+    float: (b"f", lambda value: value.hex().encode()),
+    str: (b"s", methodcaller("encode", "utf-8", "surrogatepass")),
+    bytes: (b"y", bytes),
+    list: (b"l", lambda value: b"".join(map(_encode, value))),
+    tuple: (b"t", lambda value: b"".join(map(_encode, value))),
+    set: (b"e", lambda value: b"".join(sorted(map(_encode, value)))),
+    frozenset: (b"z", lambda value: b"".join(sorted(map(_encode, value)))),
+    dict: (b"d", _entries),
+}
+"""By exact type, subclasses excluded: a tag, and the content."""
+
+
+def _encode(value: object) -> bytes:
+    """A serialisation that no two different values share: a tag, the length, the content. Raises `TypeError`."""
+    tag, content = _PLAIN.get(type(value), (b"m", _model))
+    found = content(value)
+    return tag + len(found).to_bytes(8, "big") + found
+
+
+def _model(value: object) -> bytes:
+    """LangChain's messages, documents and prompt values are pydantic models: their class and their fields."""
+    kind = type(value)
+    fields = None
+    if isinstance(getattr(kind, "model_fields", None), dict):
+        with contextlib.suppress(Exception):
+            fields = value.model_dump()  # type: ignore[attr-defined]
+    if type(fields) is not dict:
+        raise TypeError("the value's content is not known for certain")
+    return _encode(f"{kind.__module__}.{kind.__qualname__}") + _encode(fields)

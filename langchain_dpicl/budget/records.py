@@ -14,5 +14,4 @@ class Records(Database, Accounting):
     application_id = SQLITE_APPLICATION_ID
     advice = ADVICE
 
-    def _check(self) -> None:
-        shut.check_open()
+    _check = staticmethod(shut.check_open)

@@ -294,6 +294,7 @@ def utc_now() -> str:
 # -- what every charge reads -------------------------------------------------------------------------------------------
 
 _CHUNK = 500
+_WANTED = [f"wanted_{i}" for i in range(_CHUNK)]
 _AT: list[sa.BindParameter[Any]] = [sa.bindparam(name) for name in Account._fields]
 # Built once: building it anew would take as long as running it.
 _OTHERS = sa.select(counters.c.line, in_use).where(
@@ -309,16 +310,16 @@ def _claims(number: int) -> str:
     return f"""SELECT named.query, named.number, {", ".join(found)} FROM dpicl_queries AS named
         WHERE named.counter_id =
             (SELECT id FROM dpicl_counters WHERE plan_id = :plan_id AND line = :line AND principal = :principal)
-        AND named.query IN ({", ".join(f":wanted_{i}" for i in range(number))})"""
+        AND named.query IN (:{", :".join(_WANTED[:number])})"""
 
 
 def claims_of(connection: Connection, account: Account, wanted: Sequence[str]) -> dict[str, Claim]:
     """The latest claims on these queries."""
     answer: dict[str, Claim] = {}
     for start in range(0, len(wanted), _CHUNK):
-        names = {f"wanted_{i}": name for i, name in enumerate(wanted[start : start + _CHUNK])}
-        rows = sql.direct(connection, _claims(len(names)), {**account._asdict(), **names}).fetchall()
-        answer.update({name: Claim(*claim) for name, *claim in rows})
+        names = dict(zip(_WANTED, wanted[start : start + _CHUNK], strict=False))
+        for name, *claim in sql.direct(connection, _claims(len(names)), {**account._asdict(), **names}):
+            answer[name] = Claim(*claim)
     return answer
 
 

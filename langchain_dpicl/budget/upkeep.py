@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from langchain_dpicl.budget.budget import PrivacyBudget
 from langchain_dpicl.budget.ledger import UNWATCHED
+from langchain_dpicl.budget.line import parse_release_id, release_id
 from langchain_dpicl.budget.opening import (
     CounterRow,
     address,
@@ -29,10 +30,8 @@ from langchain_dpicl.budget.terms import (
     Receipt,
     Total,
     assumption,
-    parse_release_id,
     plan_of,
     read_receipt,
-    release_id,
 )
 from langchain_dpicl.budget.tickets import KeyMissing, OwnerMarks
 from langchain_dpicl.budget.witness import GIVEN_UP, CounterKey, Mark, Witness

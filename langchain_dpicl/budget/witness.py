@@ -53,6 +53,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -179,10 +180,9 @@ class Witness(Records):
             values = {"low": mark.low, "reserved": max(mark.reserved, known)}
             connection.execute(sa.update(marks).filter_by(**mark.key._asdict()).values(values))
 
-    @transaction()
-    def follow(self, connection: Connection, key: CounterKey, spent: int, units: int) -> Mark | None:
+    def follow(self, key: CounterKey, spent: int, units: int) -> Mark | None:
         """`move`, in a transaction of its own."""
-        return move(connection, key, spent, units)
+        return self.run(partial(move, key=key, spent=spent, units=units))
 
     @transaction()
     def withdraw(self, connection: Connection, key: CounterKey, before: int, after: int) -> None:

@@ -29,13 +29,13 @@ def in_call() -> bool:
 
 def check_open() -> None:
     """Raise `ShutWithinCall` if a chain's call runs here."""
-    if in_call():
+    if _context.get() or getattr(_thread, "marked", False):
         raise ShutWithinCall
 
 
 def check_records() -> None:
     """The same for private records; and if the garbage collector runs here, which may end objects of a call."""
-    if in_call() or collects():
+    if _context.get() or getattr(_thread, "marked", False) or getattr(_thread, "collects", False):
         raise ShutWithinCall
 
 

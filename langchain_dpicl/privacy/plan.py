@@ -122,11 +122,15 @@ class PrivacyPlan:
         rounded = []
         for name, line in self.lines.items():
             used = whole(f"counts[{name!r}]", counts.get(name, 0), at_least=0, at_most=line.count)
-            rounded.append(min(line.count, rung(used)))
+            rounded.append(self.step(name, used))
         if not any(rounded):
             return 0.0
         with _turn(self, tuple(rounded)):
             return _step(self, rounded[0]) if len(rounded) == 1 else _spent(self, tuple(rounded))
+
+    def step(self, line: str, count: int) -> int:
+        """The top of the ladder's step on which a line's count stands: `spent` is the same up to there."""
+        return min(self.lines[line].count, rung(count))
 
     def at_most(self, counts: Mapping[str, int]) -> dict[str, int]:
         """These counts, none above its line's.

@@ -39,7 +39,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeGuard, TypeVar
 from urllib.parse import quote
 
@@ -57,10 +57,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 D = TypeVar("D", bound="Database")
 Kind = Literal["charge", "note", "read", "moment"]
+Place = tuple[int, int]
+"""A file: its device and inode."""
 
 NAME = "a string of 1 to 255 characters, none of them NUL or half of a surrogate pair"
 _BUSY_SECONDS = 60
 _READERS_SECONDS = 1
+_WAIT = f"PRAGMA busy_timeout={1000 * _BUSY_SECONDS}"
+_NO_WAIT = "PRAGMA busy_timeout=0"
 _FIRST_LOOK = 0.0003
 _LAST_LOOK = 0.005
 _FORK_SECONDS = 10.0
@@ -166,7 +170,7 @@ class Database:
         self._writers: Any = threading.RLock() if self.is_sqlite else contextlib.nullcontext()
         self._gate = threading.RLock()  # held while the process forks
         self._busy: list[None] = []  # one for each transaction that is open
-        self._file: tuple[int, int] | None = None
+        self._file: Place | None = None
         subject = f"the {self.noun} {self.shown!r}"
         error = self.error
         self._refusal: Callable[[str], DPICLError] = lambda fault: error(f"{subject} cannot be used: {fault}")
@@ -218,7 +222,8 @@ class Database:
         if self.path is not None:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it holds its log
             log = f"{os.path.realpath(self.path)}-wal"  # SQLite follows links, and has its log beside the file
-            record.info["log"] = log, place_of(log)
+            if (place := place_of(log)) is not None:  # none where SQLite can share no memory: it then keeps no log
+                record.info["log"] = log, place
 
     def _check(self) -> None:
         """Raise an error if nothing may run here."""
@@ -243,8 +248,7 @@ class Database:
         while True:
             repair: Callable[[], object] | None = None  # None: do not try again
             try:
-                with self._transaction(kind) as connection:
-                    return work(connection)
+                return self._once(work, kind)
             except CommitLost as lost:
                 reason = f"{lost.args[0]} (whether the last transaction took place is not known; if so, it counts)"
             except Exception as error:
@@ -270,17 +274,25 @@ class Database:
     def moment(self) -> Iterator[Connection]:
         """One moment of the database, to read from while the ``with`` block lasts. Raises its ``error``."""
         self._check()
+        turn = contextlib.nullcontext() if self.path or not self.is_sqlite else self._writers
         fault = ""
+        self._enter()
         try:
-            with self._transaction("moment") as connection:
-                yield connection
-        except (SQLAlchemyError, self._driver.Error, CommitLost, TryAgain) as error:
+            with turn, self._engine.connect() as connection:
+                try:
+                    self._begin(connection, "moment")
+                    yield connection
+                except BaseException as error:
+                    self._drop_if_ended(connection, error)
+                    raise
+        except (SQLAlchemyError, self._driver.Error) as error:
             fault = faults.reason(error)
+        finally:
+            self._busy.pop()
         if fault:
             raise self._refusal(fault)
 
-    @contextlib.contextmanager
-    def _transaction(self, kind: Kind) -> Iterator[Connection]:
+    def _once(self, work: Callable[[Connection], T], kind: Kind) -> T:
         """One try of a transaction, which ends with its COMMIT."""
         turn = self._writers if kind not in _READING or self.path is None else contextlib.nullcontext()
         self._enter()
@@ -289,13 +301,13 @@ class Database:
                 try:
                     transaction = connection.begin()
                     self._begin(connection, kind)
-                    yield connection
+                    found = work(connection)
                 except BaseException as error:
                     self._drop_if_ended(connection, error)
                     raise
                 try:
                     transaction.commit()
-                    return
+                    return found
                 except Exception as error:
                     failure = self._not_committed(connection, error, kind)
         finally:
@@ -331,16 +343,28 @@ class Database:
                 f"SET LOCAL idle_in_transaction_session_timeout TO '{self.idle_seconds}s'"
             )
             return
-        if kind not in _READING and connection.info.get("synchronous") != kind:
-            driver.execute(f"PRAGMA synchronous={_SYNCHRONOUS[kind]}")
-            connection.info["synchronous"] = kind
-        _when_free(driver, "BEGIN" if kind in _READING else "BEGIN IMMEDIATE")
+        if kind in _READING:
+            driver.execute(_WAIT)
+            driver.execute("BEGIN")
+        else:
+            if connection.info.get("synchronous") != kind:
+                driver.execute(f"PRAGMA synchronous={_SYNCHRONOUS[kind]}")
+                connection.info["synchronous"] = kind
+            _when_free(driver, "BEGIN IMMEDIATE")
         if self.path is None:
             return
-        found = place_of(self.path)
-        self._file = self._file or found
-        log = connection.info.get("log")
-        if found is None or found != self._file or (log is not None and place_of(log[0]) != log[1]):
+        opened: tuple[str, Place] | None = connection.info.get("log")
+        is_same = True
+        try:
+            found = os.stat(self.path)
+            self._file = self._file or (found.st_dev, found.st_ino)
+            is_same = self._file == (found.st_dev, found.st_ino)
+            if opened is not None:
+                log = os.stat(opened[0])
+                is_same = is_same and opened[1] == (log.st_dev, log.st_ino)
+        except OSError:
+            is_same = False
+        if not is_same:
             raise self.replaced(
                 f"the {self.noun} {self.shown!r} was deleted or replaced since this process opened it: "
                 f"{self.unharmed}; {self.advice}"
@@ -420,7 +444,7 @@ def _when_free(driver: Any, statement: str) -> None:
     """
     deadline = time.monotonic() + _BUSY_SECONDS
     pause = _FIRST_LOOK
-    driver.execute("PRAGMA busy_timeout=0")
+    driver.execute(_NO_WAIT)
     try:
         while True:
             try:
@@ -432,10 +456,10 @@ def _when_free(driver: Any, statement: str) -> None:
             time.sleep(pause)
             pause = min(1.2 * pause, _LAST_LOOK)
     finally:  # an interrupt may leave a connection at 0, so each transaction says it
-        driver.execute(f"PRAGMA busy_timeout={1000 * _BUSY_SECONDS}")
+        driver.execute(_WAIT)
 
 
-def place_of(path: str) -> tuple[int, int] | None:
+def place_of(path: str) -> Place | None:
     """The file that a path names: device and inode. None if there is none."""
     try:
         found = os.stat(path)

@@ -163,7 +163,8 @@ class StoreDatabase(sql.Database):
         """Let one process at a time run this block: by the server, or for a file by a lock beside it."""
         with contextlib.ExitStack() as ends:
             if not self.is_sqlite:
-                connection = ends.enter_context(self._transaction("note"))
+                connection = ends.enter_context(self._engine.connect())
+                self._begin(connection, "note")
                 sql.direct(connection, "SET LOCAL idle_in_transaction_session_timeout TO 0", {})
                 sql.direct(connection, "SET LOCAL lock_timeout TO 0", {})
                 sql.direct(connection, "SELECT pg_advisory_xact_lock(:lock)", {"lock": _FOLLOWING})

@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_dpicl import PrivacyBudget, PrivacyBudgetExceeded
 from langchain_dpicl.budget import BudgetLine, Charge, Replayed
-from langchain_dpicl.budget.terms import query_id
+from langchain_dpicl.budget.line import query_id
 
 Make = Callable[..., PrivacyBudget]
 ANSWER = '{"b": 1, "a": "\\u00e9 \U0001f600"}'
