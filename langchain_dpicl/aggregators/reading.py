@@ -41,6 +41,8 @@ def plain(text: str) -> str:
 
 def normal(text: str) -> str:
     """As labels are compared: `plain`, no case, no punctuation or space around, single spaces within."""
+    if text.isascii():
+        return " ".join(text.split()).strip(_EDGES).casefold()
     return plain(" ".join(plain(text).split()).strip(_EDGES).casefold())
 
 
@@ -66,7 +68,7 @@ def answer_of(output: object) -> str | None:
             return None
     except Exception:
         return None
-    text = text_of(output)
+    text = output if type(output) is str else text_of(output)
     return None if text is None else _without_thinking(text)
 
 

@@ -7,6 +7,8 @@ import copy
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from operator import neg
 from typing import Any, ClassVar, Literal, Self, overload
 
 import numpy as np
@@ -239,7 +241,7 @@ class NoisyVote(Aggregator[T]):
 
     def prepare(self, values: Mapping[str, Any], options: Options, answers: Sequence[object] = ()) -> Self:
         """With the prior's answer to the query. Raises `ModelUnavailable` if it fails."""
-        if self.public_calls() is None:
+        if self._chain is None and self.prior != "zero_shot":
             return self
         (answer,) = answers
         bound = copy.copy(self)
@@ -290,9 +292,11 @@ class NoisyVote(Aggregator[T]):
 
     def counts(self, outputs: Sequence[object]) -> np.ndarray[Any, np.dtype[np.int64]]:
         """PRIVATE: of encoded outputs, votes per label, and abstentions last."""
-        known = range(len(self.labels))
-        indices = [vote if type(vote) is int and vote in known else len(known) for vote in outputs]
-        return np.bincount(indices, minlength=len(known) + 1).astype(np.int64)
+        abstains = len(self.labels)
+        found = np.zeros(abstains + 1, np.int64)
+        for vote in outputs:
+            found[vote if type(vote) is int and 0 <= vote < abstains else abstains] += 1
+        return found
 
     def majority(self, outputs: Sequence[object]) -> Any:
         """PRIVATE: the label of most outputs; None if none of them names one."""
@@ -300,17 +304,18 @@ class NoisyVote(Aggregator[T]):
         return self.labels[int(votes.argmax())] if votes.max() > 0 else None
 
     def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> Any:
-        return self.draw(self.counts(outputs), self._crowd(outputs), parameter, randomness)
+        crowd = self.crowd or Crowd(len(outputs), len(outputs))
+        return self.draw(self.counts(outputs), crowd, parameter, randomness)
 
     def draw(self, counts: NDArray[np.int64], crowd: Crowd, parameter: float, randomness: Randomness) -> Any:
         """The mechanism: from the votes per label, abstentions last, to a release."""
         noise = VoteNoise(self.mechanism, parameter, crowd.own_calls)
-        reached = noise.abstention_count(crowd.members, len(self.labels))
-        nats = noise.nats(crowd.expected, len(self.labels), self.lead)
+        reached, nats, rate = _public_numbers(noise, crowd, len(self.labels), self.lead)
         if self.mechanism == EXPONENTIAL:
-            factors = self._factors(noise.rate / nats)
-            losses = [-int(count) for count in counts[:-1]] + [reached - int(counts[-1])]
-            index = choose_exponential(factors, losses, noise.rate, randomness)
+            factors = self._factors(rate / nats)
+            *votes, abstained = counts.tolist()
+            losses = [*map(neg, votes), reached - abstained]
+            index = choose_exponential(factors, losses, rate, randomness)
             return None if index == len(self.labels) else self.labels[index]
         noisy = counts + randomness.discrete_gaussian(parameter, len(counts))
         # From here on everything is a function of the noisy counts.
@@ -331,7 +336,9 @@ class NoisyVote(Aggregator[T]):
     def _factors(self, weight: float) -> list[int]:
         """Public factors of an exponential vote: the prior to this power, and its mean for abstaining."""
         logs = weight * (self._logs - self._logs.max())
-        factors = [max(1, round(_UNITS * math.exp(max(log, -700.0)))) for log in logs.tolist()]
+        factors: list[int] = []
+        for log in logs.tolist():
+            factors.append(max(1, round(_UNITS * math.exp(max(log, -700.0)))))
         return [*factors, max(1, sum(factors) // len(factors))]
 
     def tells(self, members: int, parameter: float) -> bool:
@@ -377,6 +384,13 @@ class NoisyVote(Aggregator[T]):
         chosen = {"prior": prior, "details": self.details or None, "lead": None if self.lead == LEAD else self.lead}
         more = "".join(f", {name}={value!r}" for name, value in chosen.items() if value is not None)
         return f"{type(self).__name__}({list(self.labels)!r}, scores={self.scores}{more})"
+
+
+@lru_cache(maxsize=256)
+def _public_numbers(noise: VoteNoise, crowd: Crowd, labels: int, lead: float) -> tuple[int, float, float]:
+    """Of a vote's noise: what abstentions have to reach, the weight of a vote against a prior, and the rate."""
+    reached = noise.abstention_count(crowd.members, labels)
+    return reached, noise.nats(crowd.expected, labels, lead), noise.rate
 
 
 class LabelVote(NoisyVote[T]):

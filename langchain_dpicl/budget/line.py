@@ -23,7 +23,7 @@ from langchain_dpicl.budget.schema import UNLIMITED, Account, Charge, Claim, Sto
 from langchain_dpicl.budget.terms import Policy, Receipt, Replayed, SoftLimit
 from langchain_dpicl.budget.tickets import EligibleOwners, TicketLine, TicketPayment
 from langchain_dpicl.calls.flow import Flow, pause
-from langchain_dpicl.calls.observing import took
+from langchain_dpicl.calls.observing import observer
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded, UnsafeConfigurationError
 from langchain_dpicl.privacy import PlanLine, PrivacyPlan, checks
 from langchain_dpicl.privacy.profile import MAX_COUNT
@@ -245,7 +245,8 @@ class BudgetLine(Accounting):
         found = self._ledger.charge(request)
         if isinstance(found, dict):  # another caller's release is waited for, which is private work
             return found
-        took("charge", began)
+        if (watching := observer()) is not None:
+            watching.took("charge", time.perf_counter() - began)
         if found is None:
             known, _ = self._ledger.claims(request.account, request.names)
             needed = len(set(request.keys)) - sum(claim.answer is not None for claim in known.values())

@@ -21,11 +21,12 @@ an error passes refers to them.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import wait
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -56,6 +57,10 @@ class FlowClosed(BaseException):
 
 Effect = Callable[[], Any] | Either | Chunk
 Flow = Generator[Effect, Any, T]
+
+_awaits: ContextVar[bool] = ContextVar("dpicl_flow_awaits", default=False)
+in_event_loop: Callable[[], bool] = _awaits.get
+"""Within a flow: True if an event loop runs it and awaits its effects."""
 
 
 def awaitable(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
@@ -112,14 +117,48 @@ def together(flows: Sequence[Flow[Any]], at_once: int | None = None) -> Either:
 
 def run(flow: Flow[T]) -> T:
     """Run a flow in this thread and return its result."""
-    driver = _Driver(flow)
-    while not driver.ended:
+    held: list[Any] = [None]  # as in `_Driver`
+    resume: Callable[[Any], Any] = flow.send
+    end: BaseException | None = None
+    while end is None:
         try:
-            while driver.go_on():
-                driver.take() if type(driver.held[0]) is Chunk else driver.do()
-        except BaseException as error:  # an interrupt between two steps is the flow's, too
-            driver.throw(error)
-    return driver.result()
+            while True:
+                held.append(resume(held.pop()))
+                resume = flow.send
+                effect_type = type(held[0])
+                if effect_type is Chunk:
+                    held[0] = None
+                    continue
+                held.append(held[0].here() if effect_type is Either else held[0]())
+                del held[0]
+        except BaseException as error:  # of the flow, of its effect, or an interrupt between the two
+            if inspect.getgeneratorstate(flow) == inspect.GEN_SUSPENDED:
+                held[:] = [_for_flow(error)]
+                resume = flow.throw
+            else:
+                end = error
+    try:
+        found: T = _ended(end)
+        return found
+    finally:
+        del end
+
+
+def _for_flow(error: BaseException) -> BaseException:
+    """An error of an effect, as the flow gets it."""
+    return FlowClosed() if isinstance(error, GeneratorExit) else error
+
+
+def _ended(error: BaseException) -> Any:
+    """The result of a flow that ended so. Raises its error."""
+    if isinstance(error, StopIteration):
+        return error.value
+    if isinstance(error, FlowClosed):
+        error = GeneratorExit()
+    try:
+        raise error
+    finally:
+        del error
 
 
 def stream(flow: Flow[Any]) -> Generator[Any, None, None]:
@@ -164,8 +203,7 @@ class _Driver(Generic[T]):
         self.held: list[Any] = [None]  # the flow's effect, or what the flow gets for its last one
         self._resume: Callable[[Any], Any] = flow.send
         self.ended = False
-        self._result: T
-        self._error: BaseException | None = None
+        self._end: BaseException | None = None
         self._lock = threading.Lock()
         self._away = False  # a thread has the flow
         self._cancelled = False  # that thread must end the flow: nobody waits for it any more
@@ -176,10 +214,8 @@ class _Driver(Generic[T]):
         resume, self._resume = self._resume, self._flow.send
         try:
             self.held.append(resume(self.held.pop()))
-        except StopIteration as end:
-            self._result, self.ended = end.value, True
         except BaseException as error:
-            self._error, self.ended = error, True
+            self._end, self.ended = error, True
         return not self.ended
 
     def do(self) -> None:
@@ -198,26 +234,26 @@ class _Driver(Generic[T]):
 
     def throw(self, error: BaseException) -> None:
         """Let the flow go on with an error in the place of its effect's result."""
-        self.held[:] = [FlowClosed() if isinstance(error, GeneratorExit) else error]
+        self.held[:] = [_for_flow(error)]
         self._resume = self._flow.throw
 
     def result(self) -> T:
         """The result of the flow. Raises its error."""
-        error, self._error = self._error, None
-        if error is None:
-            return self._result
-        if isinstance(error, FlowClosed):
-            error = GeneratorExit()
+        end, self._end = self._end, None
+        assert end is not None
         try:
-            raise error
+            found: T = _ended(end)
+            return found
         finally:
-            del error
+            del end
 
     async def advance(self) -> bool:
         """Go on to the next chunk. Returns False at the flow's end."""
         while True:
             self._away = True
-            moved = asyncio.get_running_loop().run_in_executor(None, copy_context().run, self._work)
+            context = copy_context()
+            context.run(_awaits.set, True)
+            moved = asyncio.get_running_loop().run_in_executor(None, context.run, self._work)
             try:
                 await asyncio.shield(moved)
             except asyncio.CancelledError as error:  # of this task: `_work` raises nothing

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, Protocol
 
 Step = Literal["check", "charge", "receipt"]
@@ -42,12 +41,5 @@ def observing(observer: Observer) -> Iterator[None]:
         _observer.reset(token)
 
 
-def observer() -> Observer | None:
-    """The observer of this context; None in private work, and if nobody has named one."""
-    return _observer.get()
-
-
-def took(step: Step, since: float) -> None:
-    """A step ended that began at ``since``, a reading of `time.perf_counter`."""
-    if (found := _observer.get()) is not None:
-        found.took(step, time.perf_counter() - since)
+observer: Callable[[], Observer | None] = _observer.get
+"""Return the observer of this context; None in private work, and if nobody has named one."""

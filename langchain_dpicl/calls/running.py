@@ -65,12 +65,13 @@ class Call:
 
     def overdue(self) -> bool:
         """True if its time is over."""
-        return self.left() <= 0
+        return time.monotonic() >= self._deadline
 
     def answered(self) -> None:
         """The member has answered. Its answer is read on a clock of its own, if it came in time."""
-        if not self.overdue():
-            self._deadline = time.monotonic() + max(self._seconds, READING)
+        now = time.monotonic()
+        if now < self._deadline:
+            self._deadline = now + max(self._seconds, READING)
 
     def close(self) -> None:
         """End its time."""

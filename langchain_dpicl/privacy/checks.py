@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 from collections.abc import Iterator, Mapping
-from operator import ge, gt, le, lt
 from typing import TypeVar
 
 from langchain_dpicl.errors import InvalidParameter
@@ -23,23 +23,27 @@ def real(
     at_most: float | None = None,
 ) -> float:
     """Return `value` as a finite float inside the bounds, or raise `InvalidParameter`. Booleans are not numbers."""
-    limits = (
-        (">", gt, above),
-        (">=", ge, at_least),
-        ("<", lt, below),
-        ("<=", le, at_most),
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    number = math.nan
+    if is_number:
+        with contextlib.suppress(OverflowError, ValueError):
+            number = float(value)  # type: ignore[arg-type]
+    is_inside = (
+        math.isfinite(number)
+        and (above is None or number > above)
+        and (at_least is None or number >= at_least)
+        and (below is None or number < below)
+        and (at_most is None or number <= at_most)
     )
-    given = [(sign, inside, limit) for sign, inside, limit in limits if limit is not None]
-    bound = "a finite number" + "".join(f" {sign} {limit:g}" for sign, _, limit in given)
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise InvalidParameter(name, value, f"{bound}, not {type(value).__name__}")
-    try:
-        number = float(value)
-    except (OverflowError, ValueError):
-        number = math.nan
-    if not (math.isfinite(number) and all(inside(number, limit) for _, inside, limit in given)):
-        raise InvalidParameter(name, value, bound)
-    return number
+    if is_inside:
+        return number
+    bound = "a finite number"
+    for sign, limit in ((">", above), (">=", at_least), ("<", below), ("<=", at_most)):
+        if limit is not None:
+            bound += f" {sign} {limit:g}"
+    if not is_number:
+        bound += f", not {type(value).__name__}"
+    raise InvalidParameter(name, value, bound)
 
 
 def whole(name: str, value: object, *, at_least: int = 1, at_most: int | None = None) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal, InvalidOperation, Overflow
 from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -207,9 +207,9 @@ def choose_exponential(
     if len(losses) != len(multiplicities):
         raise InvalidParameter("losses", len(losses), "one for each multiplicity")
     _check_weights("multiplicities", multiplicities)
-    kept = [i for i, multiplicity in enumerate(multiplicities) if multiplicity]
-    multiplicities = [multiplicities[i] for i in kept]
-    losses = [losses[i] for i in kept]
+    kept = list(compress(range(len(losses)), multiplicities))
+    losses = list(compress(losses, multiplicities))
+    multiplicities = list(filter(None, multiplicities))
     last = len(kept) - 1
     exponent = math.ceil(Fraction(rate) * (max(losses) - min(losses)))
 
@@ -234,15 +234,16 @@ def _partial_sums(multiplicities: Sequence[int], losses: Sequence[int], rate: fl
     """Partial sums of m_i exp(-rate (l_i - min l)), from one running product over the sorted losses."""
     levels = sorted(set(losses))
     negative = Decimal.from_float(-rate)
-    gaps = {high - low for low, high in pairwise(levels)}
-    factors = {gap: context.exp(context.multiply(negative, gap)) for gap in gaps}
+    factors: dict[int, Decimal] = {}  # by the gap between two neighbours
     power = {levels[0]: Decimal(1)}
     for low, high in pairwise(levels):
-        power[high] = context.multiply(power[low], factors[high - low])
-    weights = (
-        context.multiply(context.create_decimal(multiplicity), power[loss])
-        for multiplicity, loss in zip(multiplicities, losses, strict=True)
-    )
+        gap = high - low
+        if gap not in factors:
+            factors[gap] = context.exp(context.multiply(negative, gap))
+        power[high] = context.multiply(power[low], factors[gap])
+    weights: list[Decimal] = []
+    for multiplicity, loss in zip(multiplicities, losses, strict=True):
+        weights.append(context.multiply(context.create_decimal(multiplicity), power[loss]))
     return list(accumulate(weights, context.add))
 
 

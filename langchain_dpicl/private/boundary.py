@@ -37,17 +37,17 @@ from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 from typing import Any, Final, Protocol, TypeVar
 
+from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager
+from langchain_core.globals import get_debug, get_llm_cache, get_verbose
 from langchain_core.runnables import RunnableConfig
 
 from langchain_dpicl.calls import running, shut
 from langchain_dpicl.calls.flow import Either, Flow, immediate
 from langchain_dpicl.calls.running import Call
-from langchain_dpicl.errors import DPICLError, ReleaseFailed
+from langchain_dpicl.errors import DPICLError, ReleaseFailed, UnsafeConfigurationError
 from langchain_dpicl.private import notes
 from langchain_dpicl.private.copy import Pristine
 from langchain_dpicl.private.own_loop import on_own_loop, separate_pools
-from langchain_dpicl.private.sealing import check_loop as check_loop
-from langchain_dpicl.private.sealing import check_surroundings as check_surroundings
 from langchain_dpicl.private.sealing import seal as seal
 from langchain_dpicl.private.silence import clean_context, keep_silent
 from langchain_dpicl.private.silence import in_private as in_private
@@ -90,6 +90,45 @@ class OutputReader(Protocol):
 
     async def aencode(self, output: object) -> object:
         """The same, asynchronously."""
+
+
+# -- the surroundings --------------------------------------------------------------------------------------------------
+
+
+def check_surroundings() -> None:
+    """Refuse to run if globals would carry private text out. Raises `UnsafeConfigurationError`."""
+    if get_llm_cache() is not None:
+        raise UnsafeConfigurationError(
+            "a global LLM cache is set: it would keep private prompts; call set_llm_cache(None)"
+        )
+    for is_on, mode in ((get_debug(), "debug"), (get_verbose(), "verbose")):
+        if is_on:
+            raise UnsafeConfigurationError(
+                f"LangChain's {mode} mode is on: it prints private prompts; call set_{mode}(False)"
+            )
+
+    handlers: list[BaseCallbackHandler] | None = None
+    with contextlib.suppress(Exception):  # LangChain refuses some variables of the environment by itself
+        context = clean_context().copy()
+        handlers = context.run(CallbackManager.configure, []).handlers
+        handlers = handlers + context.run(AsyncCallbackManager.configure, []).handlers
+    if handlers is None:
+        raise UnsafeConfigurationError("LangChain cannot start a call without callbacks here; nothing was charged")
+    if handlers:
+        raise UnsafeConfigurationError(
+            f"{type(handlers[0]).__name__} is added to every call (by register_configure_hook, a variable of the "
+            "environment or an instrumentation of LangChain): it would see private prompts; take it away"
+        )
+    keep_silent()
+
+
+def check_loop() -> None:
+    """Refuse to run in an event loop whose debug mode is on. Raises `UnsafeConfigurationError`."""
+    if asyncio.get_running_loop().get_debug():
+        raise UnsafeConfigurationError(
+            "asyncio's debug mode is on: it logs slow tasks with their results, which are private; "
+            "run without PYTHONASYNCIODEBUG, -X dev and debug=True, or call get_running_loop().set_debug(False)"
+        )
 
 
 # -- the calls of one release ------------------------------------------------------------------------------------------
@@ -188,7 +227,7 @@ class _Round:
         self.found: dict[int, object] = {}  # what calls gave that have ended: a task would show its result
         self.places = min(self.max_concurrency, len(self.requests))  # for threads that may start
         self.lock = threading.Lock()
-        self.bell: SimpleQueue[None] = SimpleQueue()  # rings when a thread has no call any more
+        self.bell: SimpleQueue[None] = SimpleQueue()  # rings when all calls have ended
 
     def result(self) -> list[object | Abstention]:
         """All outputs, in the order of the requests. Logs if a member's patience was over."""
@@ -205,7 +244,8 @@ class _Round:
         finally:
             self.stopped.set()
             self.waiting.clear()
-            self._finish()
+            if self.under_way:
+                self._finish()
 
     def _finish(self) -> None:
         """Begin what waits, and wait for what is under way. A call that is late abstains."""
@@ -218,10 +258,10 @@ class _Round:
             with contextlib.suppress(Empty):
                 self.bell.get(timeout=0.05 if lacks_thread else self._seconds_left())
             with self.lock:
-                late = [i for i, call in self.under_way.items() if call.overdue()]
-                for i in late:
-                    del self.under_way[i]
-                self.places += len(late)
+                for i, call in list(self.under_way.items()):
+                    if call.overdue():
+                        del self.under_way[i]
+                        self.places += 1
 
     def _start(self) -> bool:
         """Begin as many calls as may run. False if a thread is lacking."""
@@ -240,8 +280,10 @@ class _Round:
         if self.timeout is None:
             return None
         with self.lock:
-            left = [self.timeout, *(call.left() for call in self.under_way.values())]  # a pause stops the clock
-        return min(max(min(left), 0.001), threading.TIMEOUT_MAX)
+            left = self.timeout  # at most: a pause stops the clock
+            for call in self.under_way.values():
+                left = min(left, call.left())
+        return min(max(left, 0.001), threading.TIMEOUT_MAX)
 
     def _work(self) -> None:
         """In a thread: one call after another, as long as some wait. Each has the thread as if it were new."""
@@ -254,7 +296,6 @@ class _Round:
             taken = self._take(i)
             if taken is not None:
                 renew()
-        self.bell.put(None)
 
     def _take(self, ended: int | None = None) -> tuple[int, Call] | None:
         """Note how a call of this thread has ended, and begin the next. None if it was late: its place is another's."""
@@ -264,6 +305,8 @@ class _Round:
             if ended is not None:
                 self.outputs[ended] = self.found.pop(ended, ABSTAIN)
             if not self.waiting:
+                if not self.under_way:
+                    self.bell.put(None)
                 return None
             i = self.waiting.popleft()
             call = self.under_way[i] = Call(self.timeout, self.patience)
@@ -355,8 +398,8 @@ class Failed:
 def guarded(work: Flow[T], shown: tuple[type[DPICLError], ...] = ()) -> Flow[T | Failed]:
     """Run a flow on the private side. Every exception ends here, so that no traceback refers to what is private.
 
-    The flow's functions run in a clean context (`in_private`). ``shown`` are the package's own errors that may surface,
-    because their messages hold nothing private: they lose traceback, cause and context.
+    The flow's functions run in a clean context, as by `in_private`. ``shown`` are the package's own errors that may
+    surface, because their messages hold nothing private: they lose traceback, cause and context.
     """
     held: list[Any] = [None]
     resume: Callable[[Any], Any] = work.send
@@ -366,7 +409,9 @@ def guarded(work: Flow[T], shown: tuple[type[DPICLError], ...] = ()) -> Flow[T |
             resume = work.send
             try:
                 effect = held.pop()
-                held.append((yield partial(in_private, effect) if callable(effect) else effect))
+                if callable(effect):
+                    effect = partial(clean_context().copy().run, effect)
+                held.append((yield effect))
             except BaseException as error:
                 held[:] = [error]
                 resume = work.throw

@@ -49,6 +49,7 @@ from langchain_dpicl.private.pickling import TYPES, Pickler, is_nameless, name_o
 from langchain_dpicl.private.reach import reachable
 
 _ATOMS = frozenset({str, int, float, bool, bytes, type(None)})
+_CONTAINERS = frozenset({list, tuple, set, frozenset, deque, dict, OrderedDict})
 _LARGE = 1 << 22
 """From this size of a pickle on a warning says that each call copies so much, in bytes."""
 
@@ -94,7 +95,7 @@ class Copy:
 
     def given(self, value: Any) -> Any:
         """Return an input of a call, with this copy's classes in the place of the caller's."""
-        return self._mapped(value, {original: made for made, original in self._original.items()})
+        return self._mapped(value, dict(zip(self._original.values(), self._original, strict=True)))
 
     def returned(self, value: Any) -> Any:
         """Return an output of a call, made anew with the caller's classes. Raises `TypeError` if it cannot be."""
@@ -105,6 +106,8 @@ class Copy:
         kind = type(value)
         if kind in _ATOMS:
             return value
+        if kind in _CONTAINERS:
+            return self._container(value, kind, to)
         is_model = BaseModel in kind.__mro__
         if kind in to:
             return self._made(value, to[kind], to)
@@ -118,14 +121,8 @@ class Copy:
                 raise TypeError("an object of a class made from one of the chain's: name its class in the chain, too")
             self._add(self._pristine.of_class(kind).copy(), to)
             return self._made(value, to[kind], to)
-        if kind in (list, set, frozenset):
-            return kind(self._mapped(each, to) for each in value)
-        if kind is deque:
-            return deque((self._mapped(each, to) for each in value), value.maxlen)
         if tuple in kind.__mro__:
             return tuple.__new__(kind, [self._mapped(each, to) for each in value])
-        if kind in (dict, OrderedDict):
-            return kind((self._mapped(key, to), self._mapped(each, to)) for key, each in value.items())
         if is_model:  # a library's: a message, a document
             before = self._exchanged
             made = self._model(kind, value, to)
@@ -133,6 +130,16 @@ class Copy:
         if to is not self._original and any(map(self._is_own, _homes(value))):
             raise TypeError(f"a {kind.__name__} that holds an object of the caller's own")
         return value
+
+    def _container(self, value: Any, kind: Any, to: dict[type, type]) -> Any:
+        made: list[Any] = []
+        if kind is dict or kind is OrderedDict:
+            for key, each in value.items():
+                made.append((self._mapped(key, to), self._mapped(each, to)))
+            return kind(made)
+        for each in value:
+            made.append(self._mapped(each, to))
+        return deque(made, value.maxlen) if kind is deque else kind(made)
 
     def _is_own(self, module: object) -> bool:
         return self._origins.by_reference(module) is False

@@ -1,27 +1,20 @@
-"""The chain is sealed, and its surroundings are checked.
+"""The chain is sealed.
 
 `seal` copies a chain without anything of its own that would show what it is given or carry it to another call.
-
-What lives in globals cannot be switched off for one call. `check_surroundings` refuses to run instead.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from langchain_core.caches import BaseCache
 from langchain_core.callbacks import (
-    AsyncCallbackManager,
     BaseCallbackHandler,
     BaseCallbackManager,
-    CallbackManager,
 )  # fmt: skip
 from langchain_core.chat_history import BaseChatMessageHistory
-from langchain_core.globals import get_debug, get_llm_cache, get_verbose
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.prompts.message import BaseMessagePromptTemplate
@@ -32,7 +25,6 @@ from pydantic import BaseModel
 from langchain_dpicl.errors import UnsafeConfigurationError
 from langchain_dpicl.private.prompts import literal_examples
 from langchain_dpicl.private.reach import is_named, is_one
-from langchain_dpicl.private.silence import in_private, keep_silent
 from langchain_dpicl.private.sources import is_of, name_of
 
 _HANDLERS = (BaseCallbackHandler, BaseCallbackManager)
@@ -161,44 +153,3 @@ def _openings(part: Any) -> dict[str, Any]:
     elif "config" in names and isinstance(config := part.config, Mapping) and config.get("callbacks"):
         found["config"] = {key: item for key, item in config.items() if key != "callbacks"}
     return found
-
-
-# -- the surroundings --------------------------------------------------------------------------------------------------
-
-
-def check_surroundings() -> None:
-    """Refuse to run if globals would carry private text out. Raises `UnsafeConfigurationError`."""
-    if get_llm_cache() is not None:
-        raise UnsafeConfigurationError(
-            "a global LLM cache is set: it would keep private prompts; call set_llm_cache(None)"
-        )
-    for is_on, mode in ((get_debug(), "debug"), (get_verbose(), "verbose")):
-        if is_on:
-            raise UnsafeConfigurationError(
-                f"LangChain's {mode} mode is on: it prints private prompts; call set_{mode}(False)"
-            )
-
-    def added() -> list[str]:
-        managers = (CallbackManager.configure([]), AsyncCallbackManager.configure([]))
-        return [type(handler).__name__ for manager in managers for handler in manager.handlers]
-
-    handlers = None
-    with contextlib.suppress(Exception):  # LangChain refuses some variables of the environment by itself
-        handlers = in_private(added)
-    if handlers is None:
-        raise UnsafeConfigurationError("LangChain cannot start a call without callbacks here; nothing was charged")
-    if handlers:
-        raise UnsafeConfigurationError(
-            f"{handlers[0]} is added to every call (by register_configure_hook, a variable of the environment or an "
-            "instrumentation of LangChain): it would see private prompts; take it away"
-        )
-    keep_silent()
-
-
-def check_loop() -> None:
-    """Refuse to run in an event loop whose debug mode is on. Raises `UnsafeConfigurationError`."""
-    if asyncio.get_running_loop().get_debug():
-        raise UnsafeConfigurationError(
-            "asyncio's debug mode is on: it logs slow tasks with their results, which are private; "
-            "run without PYTHONASYNCIODEBUG, -X dev and debug=True, or call get_running_loop().set_debug(False)"
-        )

@@ -258,6 +258,10 @@ _PLACES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (Future, "add_done_callback", _CallBack),
     (CookieJar, "extract_cookies", _Unless),  # a client would send with one call what another was given
 )
+_OF_LOOPS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("__init__", _MakeLoop),
+    ("call_exception_handler", _Report),
+)
 
 
 def _cover(place: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -277,8 +281,10 @@ def keep_silent() -> None:
         if not isinstance(place.__dict__.get(name), _Around):
             _cover(place, name, make)
     for loops in asyncio.AbstractEventLoop.__subclasses__():
-        _cover(loops, "__init__", _MakeLoop)
-        _cover(loops, "call_exception_handler", _Report)
+        for name, make in _OF_LOOPS:
+            if not isinstance(loops.__dict__.get(name), _Around):
+                _cover(loops, name, make)
     if _collecting not in gc.callbacks:
         gc.callbacks.append(_collecting)
-    _stand_first()
+    if warnings.filters[:1] != [_FILTER] or _FILTER in warnings.filters[1:]:
+        _stand_first()

@@ -184,7 +184,9 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
         return self.budget.line(*asked, name=self.line_name, vet=self.vet, **self._terms())
 
     def _key(self) -> tuple[object, ...]:
-        return self.budget, self.store, self.line_name, self.selector.rate, self._terms()
+        selector = self.selector
+        settings = selector.rate, selector.rate_is_explicit, selector.owners
+        return self.budget, selector.store, self.line_name, settings, self.options
 
     def declare(self) -> None:
         """Describe the budget's line, charging and freezing nothing."""

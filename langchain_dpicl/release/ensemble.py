@@ -11,14 +11,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import compress
+from itertools import compress, repeat
 from typing import Any, Generic, NoReturn, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_dpicl.aggregators.base import Aggregator
-from langchain_dpicl.calls.flow import Either, Flow, arun, awaitable, pause, run
+from langchain_dpicl.calls.flow import Either, Flow, arun, in_event_loop, pause, run
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyWarning, UnsafeConfigurationError
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private import Closed, Withheld, boundary
@@ -152,6 +152,8 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         "RunnablePassthrough.assign(found=release) | (ensemble | DPAggregate(...))"
     )
     has_member = True
+    searches = False
+    """True if the member searches its bucket, so that the bucket carries vectors."""
     copies: Pristine
     """Makes the copies of the member that its calls run on."""
     instead: Sequence[tuple[object, object]] = ()
@@ -229,6 +231,7 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         """Seal the member, and pickle it for the copies that its calls run on."""
         sealed = boundary.seal(coerce_to_runnable(member), keep=self.share)
         self.copies = self.copies_of(sealed)
+        self.searches = self.copies.searches
         self.timeout = limit(self.copies, timeout, self.members)
         self._trying = threading.Lock()
         self._answered = dict[str, _Rehearsed | None]()
@@ -258,11 +261,6 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         return self.copies.shared()
 
     @property
-    def searches(self) -> bool:
-        """True if the member searches its bucket, so that the bucket carries vectors."""
-        return self.has_member and self.copies.searches
-
-    @property
     def needs(self) -> frozenset[str]:
         """The keys that a request must have, as far as they are known."""
         if self.selector.search_query is None and self.selector.nearest_to:
@@ -277,7 +275,7 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
     @property
     def untried(self) -> bool:
         """True if the next request asks the member on made-up examples."""
-        return self.has_member and not self._tried
+        return self.has_member and in_event_loop() not in self._tried
 
     def check_request(self, values: object) -> Mapping[str, Any]:
         """A copy of the caller's mapping, or `InvalidParameter`, which shows its keys alone.
@@ -287,7 +285,7 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         not name, the mistake is the prompt's. A request with an operator of filters is
         refused if the member searches: it would pass for a condition that the member wrote.
         """
-        if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        if not isinstance(values, Mapping) or not all(map(isinstance, values, repeat(str))):
             raise InvalidParameter("input", type(values).__name__, "a mapping of names to values")
         if "examples" in values:
             raise InvalidParameter("input", "examples", "a mapping without this key, which the ensemble fills")
@@ -321,9 +319,7 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         `ModelUnavailable` if the member fails; where releases would not tell (``tells``),
         also if the aggregator can read nothing in what it answers.
         """
-        in_loop = yield Either(lambda: False, awaitable(lambda: True))
-        if in_loop in self._tried:
-            return
+        in_loop = in_event_loop()
         is_first = False
         until = time.monotonic() + _PATIENCE
         while not (self._failed or is_first) and time.monotonic() < until:  # one request asks for those that wait
@@ -425,9 +421,9 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
 
     def note_rehearsal(
         self, values: Mapping[str, Any], bucket: WatchedExamples, aggregator: Aggregator[Any] | None
-    ) -> Flow[None]:
+    ) -> None:
         """A rehearsal has passed: the member is known to answer this question, with these public examples."""
-        self._tried |= {(yield Either(lambda: False, awaitable(lambda: True)))}
+        self._tried |= {in_event_loop()}
         self.unread = False
         if aggregator is not None:
             self._answered[repr(aggregator)] = _Rehearsed(dict(values), bucket, aggregator)
@@ -491,7 +487,7 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         )
         reader = yield from under_way.carry_out(aggregator)
         if under_way.report.passed:
-            yield from self.note_rehearsal(values, buckets[0], reader)
+            self.note_rehearsal(values, buckets[0], reader)
         return under_way.report
 
     def check_reading(self) -> None:
@@ -579,10 +575,18 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         if not self.has_member:
             found = yield partial(_own_outputs, buckets, reader)
             return found
-        requests = [(values, bucket) for bucket in buckets]
-        requests += [self.public_request(values) for _ in range(self.members - len(buckets))]  # with own calls: padding
-        filled = [bool(bucket) for _, bucket in requests]  # before the calls: a member may write into its list
-        found = yield self.calls(self.copies, requests, reader=reader, timeout=self.timeout)
+        requests = list(zip(repeat(values), buckets, strict=False))
+        filled = list(map(bool, buckets))  # before the calls: a member may write into its list
+        for _ in range(self.members - len(buckets)):  # with own calls: padding
+            requests.append(self.public_request(values))
+            filled.append(False)
+        found = yield boundary.private_calls(
+            self.copies,
+            requests,
+            max_concurrency=self.max_concurrency,
+            reader=reader,
+            timeout=self.timeout,
+        )
         if self.count_empty:
             return found
         if getattr(reader, "takes_own_calls", True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, overload
@@ -148,6 +149,8 @@ class SealedRelease(AnyRelease[T]):
                 "given if the budget has tickets=True (-1 makes every owner eligible), or a filter",
             )
         self._randomness: Randomness = SecureRandomness()
+        self._rules = self.selector.rules or None
+        self._bound_aggregator: tuple[BudgetLine, Aggregator[Any]] | None = None
         self._candidates: PublicChain | None = None  # chain, number, time limit
         if (calls := self.aggregator.public_calls()) is not None:
             self._candidates = ensemble.public_chain(*calls)
@@ -181,8 +184,11 @@ class SealedRelease(AnyRelease[T]):
             )
 
     def _bound_to(self, line: BudgetLine) -> Aggregator[Any]:
-        """The aggregator under the plan's line."""
-        return self.aggregator.under(line.mechanism, self.selector.crowd(line.rate, line.plan_line.owners))
+        """The aggregator under the plan's line: a copy for each release, which may change it."""
+        if self._bound_aggregator is None or self._bound_aggregator[0] is not line:
+            crowd = self.selector.crowd(line.rate, line.plan_line.owners)
+            self._bound_aggregator = line, self.aggregator.under(line.mechanism, crowd)
+        return copy.copy(self._bound_aggregator[1])
 
     def _asked(self) -> tuple[str, float]:
         """A plan that is not frozen yet chooses a vote's mechanism, at the rate that it will have."""
@@ -245,7 +251,7 @@ class SealedRelease(AnyRelease[T]):
     def check(self, values: Any) -> Request:
         """The member's own checks, and the line of the plan."""
         asked = self.ensemble.check_request(values)
-        request = self.request(asked, self.line(), asked, self._variant, asked, self.selector.rules)
+        request = self.request(asked, self.line(), asked, self._variant, asked, self._rules)
         self.ensemble.doubts.asked(request.caller)
         return request
 
@@ -254,9 +260,7 @@ class SealedRelease(AnyRelease[T]):
         if not self.ensemble.has_member:
             return False
         doubt = self.ensemble.doubts.of(request.caller)
-        if not doubt.is_due(_PROOF_SECONDS):
-            return False
-        return doubt.suspected or not self._tells(request)
+        return doubt.is_due(_PROOF_SECONDS) and (doubt.suspected or not self._tells(request))
 
     def _tells(self, request: Request) -> bool:
         """True if a release shows that the members fail."""
@@ -271,7 +275,10 @@ class SealedRelease(AnyRelease[T]):
         """The aggregator for this query, and the search of the selector: its embedding and filter."""
         values = request.asked
         text = None if self.selector.nearest_to is None else (yield from self.ensemble.search_text(values))
-        query = yield from self.looked_for(request, text)
+        if text is None:
+            query = self.selector.seek(None, request.wanted)
+        else:
+            query = yield from self.looked_for(request, text)
         answers: Sequence[object] = ()
         if self._candidates is not None:
             chain, count, timeout = self._candidates
@@ -281,14 +288,15 @@ class SealedRelease(AnyRelease[T]):
                 timeout=timeout,
             )
         aggregator = self._bound_to(request.line).prepare(values, request.line.options, answers)
-        if self.ensemble.has_member:
+        if self.ensemble.untried:
             yield from self.ensemble.check_member(
                 values,
                 aggregator,
                 request.caller,
                 partial(self._tells, request),
             )
-        self.ensemble.check_reading()
+        if self.ensemble.unread:
+            self.ensemble.check_reading()
         if self._doubtful(request):
             yield from self.ensemble.check_health(values, aggregator, request.caller)
         return aggregator, query
@@ -326,7 +334,7 @@ class SealedRelease(AnyRelease[T]):
     def answer(self, charged: Charged, release: Any, receipt: Receipt) -> Flow[Any]:
         """The release, or `MembersAbstained` if it says so."""
         yield from ()
-        if self.aggregator.outcome(release) != "released":  # ask a public question before this caller's next charge
+        if receipt["outcome"] != "released":  # ask a public question before this caller's next charge
             self.ensemble.doubts.of(charged.request.caller).suspected = True
         if release is None:
             raise MembersAbstained

@@ -23,7 +23,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 from langchain_core.runnables.config import RunnableConfig, ensure_config
@@ -32,7 +33,7 @@ from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, R
 from langchain_dpicl.budget.line import IN_TRANSACTION
 from langchain_dpicl.calls import shut
 from langchain_dpicl.calls.flow import Flow, together
-from langchain_dpicl.calls.observing import observer, took
+from langchain_dpicl.calls.observing import Observer, observer
 from langchain_dpicl.errors import (
     DPICLError,
     InvalidParameter,
@@ -80,7 +81,7 @@ def acting_principal() -> str | None:
 
 def refuse_langserve(config: RunnableConfig | None = None) -> None:
     """Refuse a request by LangServe's own routes, which name no caller, and check neither size nor config."""
-    if acting_principal() is None and "__langserve_version" in ensure_config(config).get("metadata", {}):
+    if _principal.get() is None and "__langserve_version" in ensure_config(config).get("metadata", {}):
         raise UnsafeConfigurationError(
             "langserve.add_routes would charge everybody's requests to nobody; nothing was charged. Serve it with "
             "langchain_dpicl.serving.add_dp_routes(app, chain, path, principal_from=...), for the same clients"
@@ -99,7 +100,7 @@ class Request:
     wanted: MetadataFilter | None = None
     """The filter that exemplars have to pass, if the request or its caller restricts them."""
 
-    @property
+    @cached_property
     def caller(self) -> str:
         """The caller who sees its outcome: the principal, or "" if callers share the outcomes."""
         return self.line.caller(self.principal)
@@ -147,7 +148,7 @@ class Release(ABC):
         """A request by the acting principal. ``content``, ``variant`` and the filter that the ``rules`` make of
         ``asked`` decide which requests are equal; ``text`` is what receipts keep if the deployer keeps queries."""
         refuse_langserve()
-        principal = acting_principal()
+        principal = _principal.get()
         wanted = None if rules is None else rules.wanted(asked, principal)
         variant += "" if wanted is None else f" filter={wanted}"
         known = None
@@ -224,33 +225,41 @@ def checked(release: Release, values: Any) -> Request:
     release.store.refresh()  # a file that cannot be followed is known before anything is charged
     began = time.perf_counter()  # after the store: how long that is read depends on what it holds
     request = release.check(values)
-    took("check", began)
+    if (watching := observer()) is not None:
+        watching.took("check", time.perf_counter() - began)
     return request
 
 
 def charge(release: Release, requests: Sequence[Request], at_once: int | None = None) -> Flow[list[Charged]]:
     """Steps 2 to 4 for requests of one line and principal: all are charged, or none."""
     line = requests[0].line
-    known: Sequence[Replayed | None] = [None] * len(requests)
+    known: list[Replayed | None] = [None] * len(requests)
     if release.calls_public(requests[0]):
         known = line.ahead([request.id for request in requests], requests[0].principal)
-    answered = [answer for answer in known if answer is not None]
-    if len(answered) == len(requests):  # there is nothing to charge
-        _tell(release, line, answered)
-        return [Charged(request, None, answer) for request, answer in zip(requests, answered, strict=True)]
-    fresh = [release.prepare(request) for request, answer in zip(requests, known, strict=True) if answer is None]
-    made = iter([(yield from fresh[0])] if len(fresh) == 1 else (yield together(fresh, at_once)))
-    ready = [next(made) if answer is None else None for answer in known]
-    entries = yield from _charged(release, requests, ready)
-    _tell(release, line, entries)
-    return [Charged(*each) for each in zip(requests, ready, entries, strict=True)]
+    fresh: list[Flow[Any]] = []
+    for request, answer in zip(requests, known, strict=True):
+        if answer is None:
+            fresh.append(release.prepare(request))
+    ready: list[Any] = []
+    if len(fresh) == 1:
+        ready.append((yield from fresh[0]))
+    elif fresh:
+        ready.extend((yield together(fresh, at_once)))
+    for place, answer in enumerate(known):
+        if answer is not None:
+            ready.insert(place, None)
+    entries: Entries = list(filter(None, known))
+    if fresh:  # else there is nothing to charge
+        entries = yield from _charged(release, requests, ready)
+    if (watching := observer()) is not None:
+        _tell(watching, release, line, entries)
+    return list(map(Charged, requests, ready, entries))
 
 
-def _tell(release: Release, line: BudgetLine, entries: Sequence[Charge | Replayed]) -> None:
-    """Tell the server, if there is one. Equal requests share a charge, which pays for the first of them."""
-    if (found := observer()) is not None:
-        charges = len({id(entry) for entry in entries if isinstance(entry, Charge)})
-        found.charged(release.budget.name, line.name, charges, len(entries) - charges)
+def _tell(watching: Observer, release: Release, line: BudgetLine, entries: Entries) -> None:
+    """Tell the server. Equal requests share a charge, which pays for the first of them."""
+    charges = len({id(entry) for entry in entries if isinstance(entry, Charge)})
+    watching.charged(release.budget.name, line.name, charges, len(entries) - charges)
 
 
 def _charged(release: Release, requests: Sequence[Request], ready: Sequence[Any]) -> Flow[Entries]:
@@ -260,7 +269,8 @@ def _charged(release: Release, requests: Sequence[Request], ready: Sequence[Any]
     units = release.units
     if len(requests) == 1 and (open_charge := release.reopened(requests[0])) is not None:
         return [open_charge]
-    pay = partial(line.charging, IN_TRANSACTION, [request.id for request in requests], principal)
+    queries = list(map(attrgetter("id"), requests))
+    pay = partial(line.charging, IN_TRANSACTION, queries, principal)
 
     def by_owners(find: Sequence[Find | None]) -> Flow[Entries]:
         """Find each query's eligible owners, and charge them. Private."""
@@ -296,8 +306,9 @@ def settle(release: Release, charged: Charged) -> Flow[tuple[Any, Receipt]]:
     # No cancellation comes between the work and its record.
     began = time.perf_counter()
     receipt = request.line.record(entry, outcome, answer, unused=unused, text=request.text)
-    if request.line.tickets is None:  # else every owner who paid may get tickets back
-        took("receipt", began)
+    watching = observer()
+    if watching is not None and request.line.tickets is None:  # else every owner who paid may get tickets back
+        watching.took("receipt", time.perf_counter() - began)
     return (yield from release.answer(charged, found, receipt)), receipt
 
 

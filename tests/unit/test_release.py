@@ -292,7 +292,7 @@ async def test_a_fault_on_the_private_side_keeps_its_charge_and_frees_the_query(
     def fail(*_: Any, **__: Any) -> Any:
         raise error(canary)
 
-    target = sealed.ensemble.selector if step == "sample" else sealed.aggregator
+    target = sealed.ensemble.selector if step == "sample" else type(sealed.aggregator)
     with monkeypatch.context() as patch:
         patch.setattr(target, step, fail)
         with pytest.raises(ReleaseFailed if error is RuntimeError else Stop) as caught:

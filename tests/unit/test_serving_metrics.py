@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,10 +166,9 @@ def test_what_counts_owners_is_caught(release_of: Make, monkeypatch: pytest.Monk
 
     tell = transaction._tell
 
-    def told(release: Any, line: Any, entries: Any) -> None:
-        tell(release, line, entries)
-        found: Any = observing.observer()
-        found.charged("owners", "sampled before", counted.get("owners", 0), 0)
+    def told(watching: Any, release: Any, line: Any, entries: Any) -> None:
+        tell(watching, release, line, entries)
+        watching.charged("owners", "sampled before", counted.get("owners", 0), 0)
 
     monkeypatch.setattr(transaction, "_tell", told)
     assert used(hear(release_of(False))) != used(hear(release_of(True)))
@@ -180,8 +180,9 @@ def test_its_clean_context_keeps_a_ticket_charge_from_being_timed(
 ) -> None:
     release = release_of(False, tickets=True)
     heard: list[str] = []
+    watching = SimpleNamespace(took=lambda step, seconds: heard.append(step))
     with TestClient(app_of(release)) as client:
-        monkeypatch.setattr("langchain_dpicl.budget.line.took", lambda step, since: heard.append(step))
+        monkeypatch.setattr("langchain_dpicl.budget.line.observer", lambda: watching)
         client.post("/answer/invoke", json={"input": {"input": "one"}}, headers=bearer("alice"))
     assert heard == ["charge"], "its context alone keeps it from the observer: the step is the same"
 
