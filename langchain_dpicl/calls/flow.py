@@ -14,8 +14,8 @@ Cancellation reaches a flow when it waits for an effect, never in place of a fun
 a function has done (a charge, above all). If the flow's thread is at work when its task is cancelled, the task ends at
 once, and the thread ends the flow with a ``CancelledError`` before its next effect.
 
-Results and errors may be private. `_Driver` keeps both in a list that is empty whenever the flow runs, so no frame that
-an error passes refers to them.
+Results and errors may be private. `run` and `_Driver` keep both in a list that is empty whenever the flow runs, so no
+frame that an error passes refers to them.
 """
 
 from __future__ import annotations

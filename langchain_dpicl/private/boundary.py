@@ -15,7 +15,8 @@ context variables, in the environment and in globals. Here each call runs
   would move many members' outputs,
 * and with every exception turned into `ABSTAIN`, so that neither a message nor a traceback leaves.
 
-`guarded` does the last for the flow around the calls: sampling, aggregation, noise.
+`guarded` does the last for the flow around the calls: sampling, aggregation, noise. What lives in globals cannot be
+switched off for one call: `check_surroundings` refuses to run instead.
 
 No library can close the rest: the operators of the process and of the model server, a provider's logs, a function in
 the chain that writes somewhere itself, patches of the classes of a model or its client, timing.
