@@ -39,7 +39,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeGuard, TypeVar
 from urllib.parse import quote
 
