@@ -197,7 +197,8 @@ class BudgetLine(Accounting):
                 "a release is charged within its transaction alone (langchain_dpicl.release.transaction): nothing was "
                 "charged"
             )
-        if checks.whole("units", units, at_most=MAX_COUNT) > 1 and self._unit != "tokens":
+        units = checks.whole("units", units, at_most=MAX_COUNT)
+        if units > 1 and self._unit != "tokens":
             raise InvalidParameter("units", units, "1: this line counts releases, not tokens")
         if (owners is None) != (self.tickets is None) or (owners is not None and len(owners) != len(queries)):
             raise UnsafeConfigurationError(
@@ -355,7 +356,8 @@ class BudgetLine(Accounting):
             The query's text, kept in the receipt if the budget was made with ``keep_queries=True``.
         """
         most = charge.units - 1 if self._unit == "tokens" else 0
-        if checks.whole("unused", unused, at_least=0) and (outcome != RELEASED or unused > most):
+        unused = checks.whole("unused", unused, at_least=0)
+        if unused and (outcome != RELEASED or unused > most):
             raise InvalidParameter(
                 "unused",
                 unused,
