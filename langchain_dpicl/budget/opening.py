@@ -9,14 +9,15 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import URL, Connection
 
 from langchain_dpicl.budget import schema
 from langchain_dpicl.budget.schema import ADVICE, Account, charges, counters, plans
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.budget.witness import GIVEN_UP, CounterKey, Mark, Witness, rolled_back
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyWarning
-from langchain_dpicl.sql import Database, insert, shown
+from langchain_dpicl.sql import Database, insert, parse, shown, sqlite_path
+from langchain_dpicl.sql.address import is_text
 
 Where = str | os.PathLike[str] | None
 """The place of a ledger's witness: a path or a database URL; None: beside the ledger."""
@@ -80,16 +81,21 @@ def lose(connection: Connection, count: CounterRow, units: int) -> None:
     connection.execute(sa.insert(charges).values(charge))
 
 
-def address(ledger: Database, witness: str | os.PathLike[str] | None) -> str:
+def address(ledger: Database, witness: str | os.PathLike[str] | None) -> URL:
     """The witness's URL: as it was given (a path or a URL), or beside the ledger."""
     if witness is None:
         if ledger.path is None:
-            return ledger.url.render_as_string(hide_password=False)
-        return f"sqlite:///{ledger.path}.witness"
-    if not isinstance(witness, (str, os.PathLike)) or not str(witness):
+            return ledger.url
+        return URL.create("sqlite", database=f"{ledger.path}.witness")
+    given = os.fspath(witness) if isinstance(witness, (str, os.PathLike)) else None
+    if not isinstance(given, str) or not is_text(given):
         raise InvalidParameter("witness", type(witness).__name__, "a path, or a database URL")
-    given = os.fspath(witness)
-    return given if "://" in given else f"sqlite:///{given}"
+    url = URL.create("sqlite", database=given)
+    if "://" in given:
+        url = parse(given, "witness", "sqlite:///budget.db.witness")
+    if url.get_backend_name() == "sqlite" and sqlite_path(url) is None:
+        raise InvalidParameter("witness", shown(url), "one that is kept: in memory it ends with this process")
+    return url
 
 
 def is_behind(ledger: StoredLedger, plan: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import urllib.parse
 
 from sqlalchemy.engine import URL, make_url
@@ -15,11 +16,16 @@ _SQLITE_OPTIONS = {"mode", "cache", "uri", "immutable", "nolock", "psow", "vfs",
 _ESCAPED = 'with %40 for an "@" and %3F for a "?" in a user, a password or an option'
 
 
+def is_text(value: str) -> bool:
+    """True for a text that a database's driver can be given: not empty, without NUL and halves of surrogate pairs."""
+    return bool(value) and not re.search("[\0\ud800-\udfff]", value)
+
+
 def _read(url: object) -> URL | None:
     """Read an address. None if it is none, or if a part of a password could be taken for another part of it."""
     if isinstance(url, URL):
         return url
-    if not isinstance(url, str):
+    if not isinstance(url, str) or not is_text(url):
         return None
     before, _, after = url.partition("@")
     if not url.startswith("sqlite") and after and ("?" in before or "@" in after):
@@ -31,19 +37,29 @@ def _read(url: object) -> URL | None:
 
 
 def parse(url: object, parameter: str, example: str) -> URL:
-    """A database's address; PostgreSQL's with the driver psycopg. Raises `InvalidParameter`, which does not show it."""
+    """A database's address, as text or read before; PostgreSQL's with the driver psycopg.
+
+    Raises `InvalidParameter`, which does not show it.
+    """
     read = _read(url)
     if read is None:
         raise InvalidParameter(parameter, type(url).__name__, f'a database URL such as "{example}", {_ESCAPED}')
     return read.set(drivername=PSYCOPG) if read.drivername in ("postgresql", "postgres") else read
 
 
+def is_uri(url: URL) -> bool:
+    """True if SQLite reads the database's name as a URI, in which options follow the path."""
+    return (url.database or "").startswith("file:") and url.query.get("uri") in ("true", "1")
+
+
 def sqlite_path(url: URL) -> str | None:
     """The file of a SQLite database; None for one in memory, and for PostgreSQL."""
     path = url.database or ""
-    if url.get_backend_name() != "sqlite" or not path or ":memory:" in path or "mode=memory" in str(url):
+    if url.get_backend_name() != "sqlite" or path in ("", ":memory:"):
         return None
-    if path.startswith("file:"):
+    if is_uri(url):
+        if path == "file::memory:" or url.query.get("mode") == "memory":
+            return None
         path = urllib.parse.unquote(path.removeprefix("file:").partition("?")[0])
         path = f"/{path.lstrip('/')}" if path.startswith("//") else path
     return os.path.abspath(path)  # a process may change its directory

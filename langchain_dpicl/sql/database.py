@@ -45,8 +45,8 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
+from sqlalchemy.pool import QueuePool, StaticPool
 
 from langchain_dpicl.errors import DPICLError, LedgerError, PrivacyWarning
 from langchain_dpicl.sql import address, faults
@@ -174,11 +174,15 @@ class Database:
         subject = f"the {self.noun} {self.shown!r}"
         error = self.error
         self._refusal: Callable[[str], DPICLError] = lambda fault: error(f"{subject} cannot be used: {fault}")
-        self._engine = self._new_engine()
+        try:
+            self._engine = self._new_engine()
+        except (ArgumentError, TypeError, ValueError):
+            raise self._refusal("an option of its address cannot be read") from None
         self._driver: Any = self._engine.dialect.loaded_dbapi
         me = weakref.proxy(self)  # a ledger that nobody uses any more is left at once
         sa.event.listen(self._engine, "connect", lambda connection, record: me._on_connect(connection, record))
-        _open_databases.add(self)
+        with _forks:
+            _open_databases.add(self)
 
     def _new_engine(self) -> Engine:
         if self.url.drivername == address.PSYCOPG:
@@ -191,9 +195,9 @@ class Database:
             self._warn_of_memory()
             return sa.create_engine(self.url, connect_args={"check_same_thread": False}, poolclass=StaticPool)
         url = self.url
-        if (url.database or "").startswith("file:"):
+        if address.is_uri(url):
             url = url.set(database=f"file:{quote(self.path)}")
-        return sa.create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
+        return sa.create_engine(url, connect_args={"timeout": _BUSY_SECONDS}, poolclass=QueuePool)
 
     def _warn_of_memory(self) -> None:
         warnings.warn(
@@ -217,6 +221,8 @@ class Database:
             raise self.error(f"{self.url.database!r} is a database, but not a {self.noun}; it was left as it is")
         connection.execute(f"PRAGMA page_size={self.page_size}")  # a file with content keeps its own
         _when_free(connection, "PRAGMA journal_mode=WAL")  # for which SQLite itself does not wait
+        if self.path is not None and connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+            raise self._refusal("its file system, or its address, does not let processes share it")
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA secure_delete=ON")  # whatever SQLite was built with: a mark that went is gone
         if self.path is not None:
@@ -471,7 +477,7 @@ def place_of(path: str) -> Place | None:
 # -- forks -----------------------------------------------------------------------------------------------------------
 
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
-_forks = threading.Lock()  # one at a time
+_forks = threading.RLock()  # one at a time, and none while a database is added
 _forking: list[Database] = []
 _forks_behind = 0
 """The forks between the first process and this one: beside its number, as a system uses numbers again."""

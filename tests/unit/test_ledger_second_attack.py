@@ -1,0 +1,145 @@
+"""What a second attacker of the ledger found: addresses, forks and numbers that were taken for something else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import by_hand  # noqa: F401
+import numpy as np
+import pytest
+
+from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudget
+from langchain_dpicl.sql import Database
+
+
+@pytest.fixture
+def opened() -> Iterator[Any]:
+    """opened(url, ...): a budget of 5 releases."""
+    with contextlib.ExitStack() as stack:
+
+        def make(url: str, **options: Any) -> PrivacyBudget:
+            budget = PrivacyBudget(1000.0, 1e-5, options.pop("releases", 5), url, **options)
+            return stack.enter_context(contextlib.closing(budget))
+
+        yield make
+
+
+class Bytes:
+    """A path that is no text."""
+
+    def __fspath__(self) -> bytes:
+        return b"witness"
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Query string argument")  # SQLAlchemy's word that SQLite will not see it
+@pytest.mark.parametrize("name", ["a:memory:b/l.db", "mode=memory/l.db", "l.db?mode=memory"])
+def test_a_file_whose_address_speaks_of_memory_is_a_file(name: str, opened: Any, tmp_path: Path) -> None:
+    """It has a witness, and is missed when it is gone."""
+    path = tmp_path / name.partition("?")[0]
+    path.parent.mkdir(exist_ok=True)
+    url = f"sqlite:///{tmp_path}/{name}"
+    opened(url).line("vote", 0.5).charge()
+    path.unlink()
+    with pytest.raises(LedgerError, match="is gone, and its witness"):
+        opened(url)
+
+
+@pytest.mark.parametrize(
+    "witness",
+    [":memory:", "sqlite://", "sqlite:///:memory:", "sqlite:///file:w?mode=memory&cache=shared&uri=true"],
+)
+def test_a_witness_in_memory_is_none(witness: str, opened: Any, ledger_url: str) -> None:
+    """The ledger could be deleted, and its next process would start again."""
+    with pytest.raises(InvalidParameter, match="one that is kept"):
+        opened(ledger_url, witness=witness)
+
+
+def test_a_witness_stands_where_its_path_says(opened: Any, ledger_url: str, tmp_path: Path) -> None:
+    """Not beside a folder whose name ends at the "?"."""
+    for place in (tmp_path / "why?" / "w", tmp_path / "50%25" / "w"):
+        place.parent.mkdir()
+        opened(f"{ledger_url}.{place.parent.name[:2]}", witness=place).line("vote", 0.5).charge()
+        assert place.exists()
+
+
+@pytest.mark.parametrize("witness", ["w\0", "w\udc80", Bytes(), b"w"])
+def test_a_witness_that_no_path_can_name_is_refused(witness: Any, opened: Any, ledger_url: str) -> None:
+    with pytest.raises(InvalidParameter, match="witness="):
+        opened(ledger_url, witness=witness)
+
+
+@pytest.mark.parametrize("end", ["\0", "\udc80", "?timeout=soon", "?check_same_thread=maybe"])
+def test_an_address_that_cannot_be_read_is_a_typed_error(end: str, opened: Any, ledger_url: str) -> None:
+    with pytest.raises((InvalidParameter, LedgerError)):
+        opened(f"{ledger_url}{end}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["sqlite://user:s3cret@host/db", "postgresql://user:s3cret@host/db?host=a,b&port=1,two"],
+)
+def test_an_address_that_no_driver_reads_shows_no_password(url: str, opened: Any) -> None:
+    with pytest.raises(LedgerError, match="cannot be read") as caught:
+        opened(url)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["nolock=1", "vfs=unix-none", "immutable=1"])
+@pytest.mark.parametrize("what", ["ledger", "witness"])
+def test_an_address_that_turns_locks_off_is_refused(what: str, option: str, opened: Any, tmp_path: Path) -> None:
+    """Two processes would count at the same time."""
+    urls = {each: f"sqlite:///file:{tmp_path}/{each}?uri=true" for each in ("ledger", "witness")}
+    urls[what] += f"&{option}"
+    with pytest.raises(LedgerError, match="does not let processes share it"):
+        opened(urls["ledger"], witness=urls["witness"])
+
+
+# -- forks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_ledger_that_is_opened_during_a_fork_waits_for_it(
+    opened: Any, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No child inherits a connection, though another thread opens a ledger while the fork looks for them."""
+    budget = opened(ledger_url)
+    budget.line("vote", 0.5).charge()
+    threads: list[threading.Thread] = []
+    inherited = Database.inherited.fget  # type: ignore[attr-defined]
+
+    def look(database: Database) -> bool:
+        if not threads:
+            threads.append(threading.Thread(target=Database, args=(f"{ledger_url}.other",)))
+            threads[0].start()
+            threads[0].join(0.2)
+        return bool(inherited(database))
+
+    pool = budget._ledger._engine.pool
+    assert pool.checkedin()
+    monkeypatch.setattr(Database, "inherited", property(look))
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    threads[0].join(10)
+    assert not threads[0].is_alive()
+    assert not pool.checkedin(), "the child has the parent's connections"
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_of_numpy_count_as_what_they_are(opened: Any, ledger_url: str) -> None:
+    """SQLite would store their bytes, which add up to 0."""
+    line = opened(ledger_url, releases={"tokens": 9}).line("tokens", 0.5)
+    (charge,) = line.charge(units=np.int64(5))
+    assert (charge.number, line.spent()) == (5, 5)
+    line.record(charge, unused=np.int64(4))
+    assert line.spent() == 1
