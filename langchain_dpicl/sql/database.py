@@ -296,7 +296,11 @@ class Database:
         finally:
             self._busy.pop()
         if fault:
-            raise self._refusal(fault)
+            refusal = self._refusal(fault)
+            try:
+                raise refusal
+            finally:
+                refusal.__context__ = None  # the driver's error, which the block still handles, may quote a value
 
     def _once(self, work: Callable[[Connection], T], kind: Kind) -> T:
         """One try of a transaction, which ends with its COMMIT."""
