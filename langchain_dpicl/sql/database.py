@@ -264,7 +264,7 @@ class Database:
                     repair = error.repair
                 elif isinstance(error, (IntegrityError, self._driver.IntegrityError)):
                     reason = "its rows do not add up"
-                elif isinstance(error, (SQLAlchemyError, self._driver.Error)):
+                elif isinstance(error, (SQLAlchemyError, self._driver.Error, UnicodeDecodeError)):  # the last: damage
                     reason = faults.reason(error)
                     repair = faults.nothing if self.opened and faults.may_pass(error, self._driver) else None
                 else:
@@ -291,7 +291,7 @@ class Database:
                 except BaseException as error:
                     self._drop_if_ended(connection, error)
                     raise
-        except (SQLAlchemyError, self._driver.Error) as error:
+        except (SQLAlchemyError, self._driver.Error, UnicodeDecodeError) as error:
             fault = faults.reason(error)
         finally:
             self._busy.pop()
