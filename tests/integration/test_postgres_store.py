@@ -1,174 +1,147 @@
-"""`store/postgres.py`: the same store as on FAISS, for many workers: what goes in, and what a reading sees."""
+"""Stores on PostgreSQL alone: what the server keeps of an owner, its faults, its indexes, and addresses.
+
+What holds of all stores is in `test_stores_on_postgresql.py`.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import psycopg
 import pytest
-from ears import Same
-from langchain_core.runnables import RunnableLambda
-from pgvector_server import KEY, ask, everyone
-from threads import raced
+from langchain_core.vectorstores import VectorStore
+from langchain_tests.integration_tests import VectorStoreIntegrationTests
+from pgvector_server import ask
+from stores.places import EMBEDDINGS, QUERY, Place, everything, place_at, row, rows, told_by, unit_vectors
 
 from langchain_dpicl import (
     ExemplarStore,
-    InvalidRecords,
-    ShutWithinCall,
+    InvalidParameter,
+    PostgresExemplarStore,
     StoreError,
+    StoreFileChanged,
 )
-from langchain_dpicl.private.boundary import run_private
-
-DIMENSION = 8
-UNIT = np.full(DIMENSION, DIMENSION**-0.5, np.float32)
+from langchain_dpicl.cli import main
 
 
-# -- the same as on FAISS ----------------------------------------------------------------------------------------------
+@pytest.fixture
+def place(pgvector_url: str) -> Iterator[Place]:
+    """A database of its own."""
+    with place_at(pgvector_url) as made:
+        made.name = "exemplars"
+        yield made
 
 
-@pytest.mark.parametrize("owner_key", ["owner", None])
-def test_it_is_the_same_store_as_on_faiss(
-    owner_key: str | None, shared_store: Any, records: Any, embeddings: Any
+# -- what the server keeps ---------------------------------------------------------------------------------------------
+
+
+def test_forgetting_leaves_no_row_and_no_copy_in_the_servers_tables(
+    pgvector_url: str, shared_store: Any, records: Any, canary: str
 ) -> None:
-    """The same exemplars, ids, owners in order and marks, at the start and after changes."""
-    rows = records(12, 3)
-    np.random.default_rng(3).shuffle(rows)  # an owner's records need not lie together
-    both: list[Any] = [
-        shared_store(rows, owner_key=owner_key),
-        ExemplarStore.from_records(rows, embeddings, owner_key=owner_key),
-    ]
-    more = [{"input": f"more {i}", "output": "b", "owner": f"owner-{i}"} for i in range(10, 15)]
-    changes: list[Callable[[Any], Any]] = [
-        lambda store: None,
-        lambda store: store.add(more),
-        lambda store: store.forget("owner-4" if owner_key else "#7"),
-        lambda store: store.add(more[:2], ids=[1000, 900]),
-        lambda store: store.add(more[2:4]),
-    ]
-    for change in changes:
-        one, other = (change(store) for store in both)
-        assert one == other
-        assert everyone(both[0]) == everyone(both[1])
-        assert list(both[0].owners) == list(both[1].owners)
-        assert (len(both[0]), both[0].owner_count) == (len(both[1]), both[1].owner_count)
+    """Every column of every table, those of statistics too. Tried with the columns' statistics left on: it finds the
+    name in ``pg_statistic``."""
+    store = shared_store(records(40) + [{"input": canary, "output": "b", "owner": canary} for _ in range(5)])
+    tables = ask(
+        pgvector_url,
+        "SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace "
+        "WHERE relkind = 'r' AND (nspname = 'public' OR starts_with(relname, 'pg_statistic'))",
+    )
+
+    def holders() -> list[str]:
+        shown = f"encode('{canary}', 'hex')", f"'{canary}'", f"encode(sha256('{canary}'), 'hex')"
+        anywhere = " OR ".join(f"strpos(t::text, {each}) > 0" for each in shown)
+        return [name for (name,) in tables if ask(pgvector_url, f"SELECT FROM {name} t WHERE {anywhere} LIMIT 1")]
+
+    assert sorted(holders()) == ["dpicl_exemplars_exemplars", "dpicl_exemplars_owners"]
+    assert store.forget(canary) == 5
+    assert holders() == []
+    assert (len(store), store.owner_count) == (40, 40)
 
 
-def test_no_call_of_a_chain_reads_it_or_writes_there(shared_store: Any, records: Any) -> None:
-    store = shared_store(records(8))
-    held: list[Any] = []
-    store.maintenance()
-    attacks: list[Callable[[], Any]] = [
-        lambda: everyone(store),
-        lambda: store.owners,
-        lambda: len(store),
-        lambda: store.load_vectors(),
-        lambda: store.add(records(1)),
-        lambda: store.forget("owner-3"),
-        lambda: store.maintenance().get_by_ids(["#0"]),
-        lambda: type(store).open(store._connections._url.render_as_string(hide_password=False), store.embeddings),
-    ]
+def test_forgetting_gives_the_space_back_for_others_to_write_over(
+    pgvector_url: str, shared_store: Any, records: Any
+) -> None:
+    """As often as an owner comes and goes, the table stays as it is. Tried without the vacuum: it grows with each."""
+    store = shared_store(records(5))
+    rows = [{"input": "x" * 500, "output": "b", "owner": "guest"}] * 20
 
-    def member(values: dict[str, Any]) -> str:
-        for attack in attacks:
-            try:
-                held.append(attack())
-            except ShutWithinCall:
-                held.append("shut")
-        return "Positive"
+    def pages() -> int:
+        return int(ask(pgvector_url, "SELECT pg_relation_size('dpicl_exemplars_exemplars')")[0][0]) // 8192
 
-    before = everyone(store)
-    assert run_private(Same(RunnableLambda(member)), [({}, [])], max_concurrency=1) == ["Positive"]
-    assert held == ["shut"] * len(attacks)
-    assert everyone(store) == before
+    sizes = []
+    for _ in range(8):
+        store.add(rows)
+        store.forget("guest")
+        sizes.append(pages())
+    assert max(sizes) <= 3
 
 
-def test_texts_and_names_of_any_kind_come_back_as_they_were(shared_store: Any) -> None:
-    """Zero characters, halves of surrogate pairs, cases and lengths: no encoding or collation makes two owners one."""
-    names = ["a", "A", "a ", "\u00e4", "a\u0308", "\0", "\udc80", "x" * 5000, "x" * 5001, "1", "'; DROP TABLE x; --"]
-    rows: list[dict[str, Any]] = [
-        {"input": f"text {name}", "output": "b\0\udfff", "owner": name, "extra": {"n": [1, None, "\0"]}}
-        for name in names
-    ]
-    store = shared_store(rows, vectors=np.ones((len(rows), DIMENSION)))
-    assert list(store.owners) == names
-    assert everyone(store)["exemplars"] == [{key: row[key] for key in row if key != "owner"} for row in rows]
-    for name in names:
-        store.add([{"input": "more", "output": "b", "owner": name}])
-    assert list(store.owners) == names, "each has grown by one"
-    for name in names:
-        assert store.forget(name) == 2
-    assert len(store) == store.owner_count == 0
+def test_a_collection_that_was_set_back_is_refused(pgvector_url: str, shared_store: Any, records: Any) -> None:
+    """As a backup sets it back: owners may be in it that were forgotten since."""
+    store = shared_store(records(3))
+    kept = "dpicl_collections", "dpicl_exemplars_exemplars", "dpicl_exemplars_owners"
+    ask(pgvector_url, *(f"CREATE TABLE kept_{i} AS SELECT * FROM {table}" for i, table in enumerate(kept)))
+    store.forget("owner-1")
+    ask(
+        pgvector_url,
+        "INSERT INTO dpicl_exemplars_owners SELECT * FROM kept_2 ON CONFLICT DO NOTHING",
+        "INSERT INTO dpicl_exemplars_exemplars SELECT * FROM kept_1 ON CONFLICT DO NOTHING",
+        "UPDATE dpicl_collections SET entry = k.entry FROM kept_0 k",
+    )
+    with pytest.raises(StoreFileChanged, match="older, than this process has read"):
+        everything(store)
+    ask(pgvector_url, "UPDATE dpicl_collections SET identity = 'another', entry = 100")
+    with pytest.raises(StoreFileChanged, match="is another one"):
+        len(store)
+    with pytest.raises(StoreError, match="no collection 'exemplars' any more"):
+        store.add(records(1))
 
 
-def test_vectors_come_in_scaled_and_a_zero_vector_stays_zero(shared_store: Any, records: Any) -> None:
-    vectors = np.random.default_rng(1).normal(size=(6, DIMENSION)) * 10.0 ** np.arange(-3, 3)[:, None]
-    vectors[2] = 0
-    store = shared_store(records(6), vectors=vectors)
-    query = np.eye(DIMENSION, dtype=np.float32)
+def test_an_owner_is_forgotten_by_command(pgvector_url: str, shared_store: Any, records: Any, capsys: Any) -> None:
+    store = shared_store(records(5))
+    command = ["forget", "--store", pgvector_url, "--collection", "exemplars", "--owner", "owner-1", "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["exemplars"] == 1
+    assert store.owner_count == 4
+
+
+# -- the gate ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", ["hnsw", "ivfflat"])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_no_approximate_index_has_a_part_in_the_gate(
+    index: str, in_memory: bool, place: Place, pgvector_url: str
+) -> None:
+    """On a server that is told to prefer indexes: the same owners as without, and the plan goes row by row."""
+    given, vectors = [row(f"o{i // 3}", f"t{i}") for i in range(900)], unit_vectors(900, 7)
+    store = place(given, vectors=vectors)
     with store.reading() as view:
-        found = np.stack([view.similarity(np.arange(6), unit) for unit in query], axis=1)
-        again = view.vectors(np.array([4, 0, 2]))
-        assert view.vectors(np.zeros(0, np.int64)).shape == (0, DIMENSION)
-        with pytest.raises(StoreError, match="another"):
-            view.vectors(np.array([6]))
-    assert (again == found[[4, 0, 2]]).all()
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    np.testing.assert_allclose(found, vectors / np.where(norms > 0, norms, 1), atol=1e-6)
-    assert found.dtype == np.float32
+        expected = told_by(view)
+    table = store._collection.exemplars
+    options = {"hnsw": "(m = 2, ef_construction = 4)", "ivfflat": "(lists = 100)"}[index]
+    prefer = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %%I SET enable_seqscan = off', current_database()); END $$"
+    making = f"CREATE INDEX {table}_near ON {table} USING {index} (embedding vector_ip_ops) WITH {options}"
+    ask(pgvector_url, making, prefer)
+    nearest = f"EXPLAIN SELECT id FROM {table} ORDER BY embedding <#> '{vectors[0].tolist()}' LIMIT 5"
+    assert f"{table}_near" in repr(ask(pgvector_url, nearest)), "the index would be used where one can be"
+    again = place.open(vectors_in_memory=in_memory)
+    with again.reading() as view:
+        assert told_by(view) == expected
+        schema = store._collection.schema
+        gate = f"{schema}.inner_product(embedding, '{QUERY.tolist()}') >= 0.3"
+        plan = repr(view.ask(f"EXPLAIN SELECT id, owner FROM {table} WHERE {gate}"))
+    assert "Filter: (inner_product(embedding" in plan
+    assert "_near" not in plan
 
 
-@pytest.mark.parametrize("dimension", [1, 1900, 2000, 16_000])
-def test_vectors_of_every_size_are_stored(dimension: int, shared_store: Any, records: Any) -> None:
-    """Up to 1,900 dimensions in their rows, beyond that beside them, with long texts too."""
-    vectors = np.random.default_rng(2).normal(size=(3, dimension)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    noise = np.random.default_rng(3).bytes(20_000).hex()
-    store = shared_store(records(3, secret=noise), vectors=vectors)
-    with store.reading() as view:
-        np.testing.assert_allclose(view.similarity(np.arange(3), vectors[1]), vectors @ vectors[1], atol=1e-5)
-        assert view.read(np.array([2]))[0]["input"].endswith(noise)
-
-
-def test_vectors_of_more_dimensions_than_pgvector_holds_are_refused(shared_store: Any, records: Any) -> None:
-    with pytest.raises(InvalidRecords, match="16001 dimensions, pgvector holds 16000"):
-        shared_store(records(2), vectors=np.ones((2, 16_001), np.float32))
-
-
-# -- additions ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("more", "options"),
-    [
-        ([{"input": "x", "output": "y"}], {}),
-        ([{"input": "", "output": "y", "owner": "o"}], {}),
-        ([{"input": "x", "output": "y", "owner": "o", "bad": b"x"}], {}),
-        ([{"input": "x", "output": "y", "owner": "o"}], {"ids": [2]}),
-        ([{"input": "x", "output": "y", "owner": "o"}] * 2, {"ids": [50, 50]}),
-        ([{"input": "x", "output": "y", "owner": "o"}] * 2, {"ids": [50]}),
-        ([{"input": "x", "output": "y", "owner": "o"}], {"ids": [-1]}),
-        ([{"input": "x", "output": "y", "owner": "o"}], {"ids": ["1"]}),
-        ([{"input": "x", "output": "y", "owner": "o"}], {"vectors": np.ones((1, DIMENSION + 1))}),
-        ([{"input": "x", "output": "y", "owner": "o"}], {"vectors": np.full((1, DIMENSION), np.nan)}),
-    ],
-)
-def test_a_refused_addition_changes_nothing(more: Any, options: Any, shared_store: Any, records: Any) -> None:
-    store = shared_store(records(4))
-    before = everyone(store)
-    good = [{"input": "good", "output": "y", "owner": "new"}] if not options else []
-    with pytest.raises(InvalidRecords):
-        store.add(good + more, **options)
-    assert everyone(store) == before
-    assert store.add([]) == []
-    assert store.add([{"input": "x", "output": "y", "owner": "o"}]) == [4], "no id was used up"
+# -- faults ------------------------------------------------------------------------------------------------------------
 
 
 def test_an_addition_whose_connection_is_lost_leaves_nothing(
@@ -176,7 +149,7 @@ def test_an_addition_whose_connection_is_lost_leaves_nothing(
 ) -> None:
     """It waits for another change, with its transaction open, when the server ends its connection."""
     store = shared_store(records(3))
-    before = everyone(store)
+    before = everything(store)
     failures: list[Exception] = []
 
     def add() -> None:
@@ -189,7 +162,7 @@ def test_an_addition_whose_connection_is_lost_leaves_nothing(
         waiting = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         return ask(pgvector_url, waiting)
 
-    with store._connections._engine.connect() as blocker:
+    with store._database._engine.connect() as blocker:
         blocker.exec_driver_sql("BEGIN")
         blocker.exec_driver_sql("SELECT FROM dpicl_collections FOR UPDATE")
         thread = threading.Thread(target=add)
@@ -203,172 +176,130 @@ def test_an_addition_whose_connection_is_lost_leaves_nothing(
         blocker.exec_driver_sql("ROLLBACK")
     assert len(failures) == 1
     assert "AdminShutdown" in str(failures[0])
-    assert everyone(store) == before
+    assert everything(store) == before
     assert store.add(records(5)[3:]) == [3, 4]
 
 
-@pytest.mark.parametrize(
-    ("fault", "says"),
-    [
-        (psycopg.OperationalError("server closed the connection unexpectedly"), "last change took place is not known"),
-        (psycopg.errors.AdminShutdown("going"), "last change took place is not known"),
-        (psycopg.errors.SerializationFailure("no"), r"cannot be used: SerializationFailure \(40001\)$"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_commit_without_an_answer_is_said_to_be_unknown(
-    fault: Exception, says: str, shared_store: Any, records: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_without_an_answer_is_said_to_be_unknown(shared_store: Any, records: Any, lose_a_commit: Any) -> None:
     store = shared_store(records(3))
-    execute = psycopg.Connection.execute
-
-    def answers(self: Any, query: Any, *values: Any, **options: Any) -> Any:
-        if query == "COMMIT":
-            raise fault
-        return execute(self, query, *values, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(psycopg.Connection, "execute", answers)
-        with pytest.raises(StoreError, match=says) as caught:
-            store.add([{"input": "x", "output": "y", "owner": "o"}])
-        assert caught.value.__context__ is None
-    assert len(store) == 3
-    assert store.add([{"input": "x", "output": "y", "owner": "o"}]) == [3]
+    lose_a_commit()
+    with pytest.raises(StoreError, match="whether the last transaction took place is not known"):
+        store.add(rows("o"))
+    assert everything(store)["ids"] == [0, 1, 2, 3]
 
 
-WORKER = """
-import sys
-import numpy as np
-from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_dpicl import PostgresExemplarStore
-
-url, me = sys.argv[1:]
-store = PostgresExemplarStore.open(url, DeterministicFakeEmbedding(size=8))
-print("ready", flush=True)
-sys.stdin.readline()
-for i in range(15):
-    store.add([{"input": f"{me} {i} {j}", "output": "b", "owner": f"new-{i}-{j % 3}"} for j in range(6)],
-              vectors=np.ones((6, 8), np.float32))
-"""
-
-
-def test_processes_that_add_to_the_same_owners_grow_one_owner_each(
-    pgvector_url: str, shared_store: Any, records: Any
+def test_no_fault_of_the_database_shows_a_value(
+    pgvector_url: str, shared_store: Any, records: Any, canary: str, canary_free: Any
 ) -> None:
-    store = shared_store(records(2))
-    command = [sys.executable, "-c", WORKER, pgvector_url]
-    workers = [
-        subprocess.Popen([*command, str(i)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for i in range(3)
-    ]
-    try:
-        for worker in workers:
-            assert worker.stdout is not None
-            assert worker.stdout.readline() == "ready\n"
-        for worker in workers:
-            assert worker.stdin is not None
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-        for worker in workers:
-            worker.wait(200)
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    assert [worker.returncode for worker in workers] == [0, 0, 0]
-    assert sorted(store.owners) == sorted(
-        [f"new-{i}-{j}" for i in range(15) for j in range(3)] + ["owner-0", "owner-1"]
+    """A trigger quotes the text in its error, a statement that fails is given an owner's name."""
+    store = shared_store(records(3))
+    ask(
+        pgvector_url,
+        "CREATE FUNCTION shout() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'a bad row: %%', convert_from(NEW.content, 'UTF8'); END $$",
+        "CREATE TRIGGER shout BEFORE INSERT ON dpicl_exemplars_exemplars FOR EACH ROW EXECUTE FUNCTION shout()",
     )
-    seen = everyone(store)
-    assert sorted(seen["ids"]) == list(range(2 + 3 * 15 * 6))
+    with pytest.raises(StoreError, match=r"cannot be used: RaiseException \(P0001\)") as caught:
+        store.add(records(1, secret=canary))
+    canary_free(caught.value)
+    ask(pgvector_url, "ALTER TABLE dpicl_exemplars_owners RENAME COLUMN name TO gone")
+    with pytest.raises(StoreError, match=r"UndefinedColumn \(42703\)") as caught:
+        store.forget(canary)
+    canary_free(caught.value)
+
+
+def test_a_server_that_cannot_be_reached_is_an_error_without_its_password(records: Any, embeddings: Any) -> None:
+    url = "postgresql://someone:hunter2@127.0.0.1:1/nowhere?password=hunter2"
+    for call in (
+        lambda: PostgresExemplarStore.open(url, embeddings),
+        lambda: PostgresExemplarStore.from_records(records(2), embeddings, url),
+    ):
+        with pytest.raises(StoreError) as caught:
+            call()
+        assert "hunter2" not in f"{caught.value} {caught.value.args}"
+        assert caught.value.__cause__ is None
+        assert caught.value.__context__ is None
+
+
+def test_a_server_without_pgvector_says_so(postgres_url: str, records: Any, embeddings: Any) -> None:
+    """On the ledger's server, unless that has it as well: then it works there."""
+    available = ask(postgres_url, "SELECT FROM pg_available_extensions WHERE name = 'vector'")
+    if available:
+        PostgresExemplarStore.from_records(records(2), embeddings, postgres_url).close()
+        return
+    with pytest.raises(StoreError, match="no pgvector"):
+        PostgresExemplarStore.from_records(records(2), embeddings, postgres_url)
+    with pytest.raises(StoreError, match="no collection"):
+        PostgresExemplarStore.open(postgres_url, embeddings)
+
+
+def test_a_server_that_was_restarted_is_found_again(pgvector_url: str, shared_store: Any, records: Any) -> None:
+    """Lost between two readings: nobody notices. Lost within one: that reading fails, and the next one does not."""
+    end = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    store = shared_store(records(3))
+    ask(pgvector_url, end)
+    assert len(store) == 3
     with store.reading() as view:
-        assert len(view.numbers) == 47, "numbers have no gaps"
-        _, position = view.rows_of(np.arange(2, 47))
-    assert np.bincount(position).tolist() == [6] * 45
+        ask(pgvector_url, end)
+        with pytest.raises(StoreError):
+            view.rows_of(np.arange(3))
+    assert len(store) == 3
 
 
-def test_a_forked_process_has_connections_of_its_own(shared_store: Any, records: Any) -> None:
-    """Two processes on one connection would read each other's answers."""
-    store = shared_store(records(7))
-    who = "SELECT pg_backend_pid()"
-    ((mine,),) = store._connections.look(who)
-    answers = multiprocessing.get_context("fork").Queue()
-
-    def child() -> None:
-        answers.put((store._connections.look(who)[0][0], store.add(records(1))))
-
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    theirs, ids = answers.get(timeout=30)
-    process.join(30)
-    assert theirs != mine
-    assert ids == [7]
-    assert store._connections.look(who) == [(mine,)], "the parent's is as it was"
-    assert len(store) == 8
-
-
-def test_threads_that_add_forget_and_read_see_whole_changes_only(shared_store: Any) -> None:
-    """Owners come and go with three exemplars each, and every reading finds all three or none, with their texts."""
-    store = shared_store([{"input": "first", "output": "b", "owner": "first"}])
-
-    def change(number: int, turn: int) -> None:
-        owner = 100 * number + turn % 5
-        rows = [{"input": f"{owner} {i}", "output": "b", "owner": str(owner)} for i in range(3)]
-        store.add(rows, vectors=np.ones((3, DIMENSION), np.float32))
-        assert store.forget(owner) == 3
-
-    def read(_: int) -> None:
-        with store.reading() as view:
-            numbers = view.numbers
-            rows, position = view.rows_of(numbers)
-            assert set(np.bincount(position).tolist()) <= {0, 1, 3}
-            texts = [row["input"].split()[0] for row in view.read(rows)]
-            assert all(len({texts[i] for i in np.flatnonzero(position == p)}) == 1 for p in np.unique(position))
-            assert len(view.eligible(UNIT, -1.0)) == len(np.unique(position))
-
-    assert raced([partial(change, 1), partial(change, 2), read, read], 2) == []
-    assert len(store) == 1
-
-
-# -- one moment --------------------------------------------------------------------------------------------------------
-
-
-def test_a_reading_stays_at_its_moment(shared_store: Any, worker: Any, records: Any) -> None:
-    store = shared_store(records(5, 2))
-    elsewhere = worker()
-    query = UNIT
-
-    def seen(view: Any) -> list[Any]:
-        rows, position = view.rows_of(np.arange(10))
-        found = [
-            len(view.numbers),
-            view.eligible(query, -1.0).tolist(),
-            position.tolist(),
-            view.similarity(rows, query),
-        ]
-        return [*map(repr, found), view.read(rows), view.marks(np.arange(10), KEY)]
-
+def test_pgvector_may_lie_in_any_schema(pgvector_url: str, shared_store: Any, records: Any) -> None:
+    ask(pgvector_url, 'CREATE SCHEMA "Ex tensions"', 'CREATE EXTENSION vector SCHEMA "Ex tensions"')
+    store = shared_store(records(5))
     with store.reading() as view:
-        before = seen(view)
-        elsewhere.forget("owner-1")
-        elsewhere.add([{"input": "late", "output": "b", "owner": owner} for owner in ("owner-2", "late")])
-        assert seen(view) == before
-    with store.reading() as view:
-        after = seen(view)
-        assert view.eligible(query, -1.0).tolist() == [0, 2, 3, 4, 5]
-        assert view.marks(np.array([1]), KEY) == [b""]
-        assert view.rows_of(np.array([1, 99, 2]))[1].tolist() == [2, 2, 2]
-    assert after != before
-    with pytest.raises(StoreError, match="has ended"):
-        view.eligible(query, 0.0)
+        assert len(view.eligible(QUERY, -1.0)) == 5
 
 
-def test_rows_come_by_position_then_id_for_owners_in_any_order(shared_store: Any, records: Any) -> None:
-    store = shared_store(records(4, 2), ids=[7, 3, 5, 1, 6, 2, 4, 0])
-    with store.reading() as view:
-        rows, position = view.rows_of(np.array([2, 0, 9, 3]))
-        assert rows.tolist() == view.ids_of(rows) == [2, 6, 3, 7, 0, 4]
-        assert position.tolist() == [0, 0, 1, 1, 3, 3]
-        assert [row["input"].strip() for row in view.read(rows[[5, 0, 0]])] == ["text 3.0", "text 2.1", "text 2.1"]
-        assert (view.read(rows[:0]), view.rows_of(rows[:0])[0].tolist(), view.marks(rows[:0], KEY)) == ([], [], [])
-        with pytest.raises(StoreError, match="rows of one reading"):
-            view.read(np.array([99]))
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["postgresql+psycopg2://u:hunter2@h/d", "mysql://u:hunter2@h/d"])
+def test_another_kind_of_database_is_refused(url: str) -> None:
+    for call in (
+        lambda: ExemplarStore.from_records(rows("a"), EMBEDDINGS, url),
+        lambda: ExemplarStore.open(url, EMBEDDINGS),
+    ):
+        with pytest.raises(StoreError, match=r"is on sqlite:///FILE or postgresql\+psycopg://") as caught:
+            call()
+        assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", [5, "", "hunter2", "postgresql://u:hunter2@h:port/d", b"postgresql://h"])
+def test_what_is_no_address_is_refused_without_being_shown(url: Any) -> None:
+    for call in (
+        lambda: ExemplarStore.from_records(rows("a"), EMBEDDINGS, url),
+        lambda: ExemplarStore.open(url, EMBEDDINGS),
+    ):
+        with pytest.raises(InvalidParameter) as caught:
+            call()
+        assert "hunter2" not in str(caught.value)
+        assert caught.value.__cause__ is None
+
+
+def test_importing_it_loads_no_database_and_no_index() -> None:
+    code = "import sys; from langchain_dpicl import PostgresExemplarStore; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert {"psycopg", "sqlalchemy", "faiss", "torch"}.isdisjoint(done.stdout.split())
+
+
+# -- LangChain's own suite ---------------------------------------------------------------------------------------------
+
+
+class TestMaintenanceInMemory(VectorStoreIntegrationTests):
+    @pytest.fixture
+    def vectorstore(self) -> VectorStore:
+        return ExemplarStore.empty(self.get_embeddings()).maintenance()
+
+
+class TestMaintenanceOnPostgres(VectorStoreIntegrationTests):
+    @pytest.fixture
+    def vectorstore(self, pgvector_url: str) -> Iterator[VectorStore]:
+        store = ExemplarStore.empty(self.get_embeddings(), pgvector_url)
+        yield store.maintenance()
+        store.close()

@@ -1,25 +1,21 @@
-"""Both stores follow a source: LangChain's indexing API with its record managers, and other vector stores."""
+"""A store follows collections of Chroma, Qdrant and pgvector, and of LangChain in memory."""
 
 from __future__ import annotations
 
 import datetime
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_core.indexing import InMemoryRecordManager, RecordManager, aindex, index
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
-from pgvector_server import ask, everyone
+from pgvector_server import ask
+from stores.places import Place, marks, place_at, texts
 
-from langchain_dpicl import ExemplarStore, PostgresExemplarStore, StoreError
-from langchain_dpicl.store.maintenance import LiveStore
-
-KEY = b"k" * 32
+from langchain_dpicl import ExemplarStore, StoreError
 
 
 class Counted(DeterministicFakeEmbedding):
@@ -32,165 +28,14 @@ class Counted(DeterministicFakeEmbedding):
         return super().embed_documents(texts)
 
 
-@pytest.fixture(params=["memory", "file", "postgres"])
-def live(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """live(): an empty store whose owners are under ``patient``."""
-    made: list[LiveStore] = []
-
-    def build(owner_key: str | None = "patient") -> LiveStore:
-        if request.param == "postgres":
-            url = request.getfixturevalue("pgvector_url")
-            made.append(PostgresExemplarStore.empty(Counted(size=6), url, owner_key=owner_key))
-            return made[-1]
-        store = ExemplarStore.empty(Counted(size=6), owner_key=owner_key)
-        if request.param == "file":
-            store.save(tmp_path / "store.npz")
-        return store
-
-    yield build
-    for store in made:
-        assert isinstance(store, PostgresExemplarStore)
-        store.close()
-
-
-@pytest.fixture(params=["in memory", "in a database"])
-def manager(request: pytest.FixtureRequest, tmp_path: Path) -> RecordManager:
-    if request.param == "in memory":
-        return InMemoryRecordManager("notes")
-    indexes = pytest.importorskip("langchain_classic.indexes")
-    made: RecordManager = indexes.SQLRecordManager("notes", db_url=f"sqlite:///{tmp_path / 'records.db'}")
-    made.create_schema()
-    return made
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with place_at(None) as made:
+        yield made
 
 
 def note(text: str, owner: str, source: str) -> Document:
     return Document(page_content=text, metadata={"patient": owner, "source": source})
-
-
-def texts(store: LiveStore) -> list[str]:
-    with store.reading() as view:
-        rows, _ = view.rows_of(view.numbers)
-        return sorted(record["text"] for record in view.read(rows))
-
-
-def marks(store: LiveStore) -> dict[str, bytes]:
-    with store.reading() as view:
-        found = [mark for mark in view.marks(view.numbers, KEY) if mark]
-    return dict(zip(store.owners, found, strict=True))
-
-
-# -- the indexing API --------------------------------------------------------------------------------------------------
-
-
-def test_the_indexing_api_adds_changes_and_deletes(live: Any, manager: RecordManager) -> None:
-    store = live()
-    documents = store.maintenance(record_manager=manager)
-
-    def load(*notes: Document, cleanup: Any = "incremental") -> tuple[int, int, int]:
-        done = index(list(notes), manager, documents, cleanup=cleanup, source_id_key="source", key_encoder="sha256")
-        return done["num_added"], done["num_skipped"], done["num_deleted"]
-
-    one, two, three = note("one", "ann", "a"), note("two", "ann", "a"), note("three", "bob", "b")
-    assert load(one, two, three) == (3, 0, 0)
-    assert load(one, two, three) == (0, 3, 0)
-    before = marks(store)
-    assert load(note("one, corrected", "ann", "a"), two) == (1, 1, 1)
-    assert texts(store) == ["one, corrected", "three", "two"]
-    assert marks(store) == before
-    assert load(note("three, corrected", "bob", "b"), cleanup="scoped_full") == (1, 0, 1)
-    assert marks(store) == before
-    assert load(three, cleanup="full") == (1, 0, 3)
-    assert texts(store) == ["three"]
-    assert load(one, three, cleanup=None) == (1, 1, 0)
-    assert store.forget("bob") == 1
-    keys = manager.list_keys()
-    assert [each.metadata for each in documents.get_by_ids(keys)] == [{"patient": "ann", "source": "a"}]
-    assert len(keys) == 1
-    assert load(three) == (1, 0, 0), "the record manager has forgotten it, too"
-
-
-def test_forgetting_waits_for_the_record_manager(live: Any) -> None:
-    class Down(InMemoryRecordManager):
-        def delete_keys(self, keys: Any) -> None:
-            raise OSError
-
-    store = live()
-    store.maintenance(record_manager=Down("notes")).add_documents([note("one", "ann", "a")])
-    with pytest.raises(StoreError, match="nobody was forgotten"):
-        store.forget("ann")
-    assert texts(store) == ["one"]
-
-
-async def test_the_indexing_api_works_from_an_event_loop(live: Any) -> None:
-    store, manager = live(), InMemoryRecordManager("notes")
-    for text, left in (("one", ["one"]), ("two", ["two"])):
-        await aindex(
-            [note(text, "ann", "a")],
-            manager,
-            store.maintenance(),
-            cleanup="incremental",
-            source_id_key="source",
-            key_encoder="sha256",
-        )
-        assert texts(store) == left
-
-
-@pytest.mark.parametrize("owner_key", ["patient", None])
-def test_both_stores_are_the_same_after_the_same_changes(owner_key: str | None, pgvector_url: str) -> None:
-    model = DeterministicFakeEmbedding(size=6)
-    shared = PostgresExemplarStore.empty(model, pgvector_url, owner_key=owner_key)
-    both: list[Any] = [shared, ExemplarStore.empty(model, owner_key=owner_key)]
-    first = [note(f"note {i}", f"p{i % 3}", "s") for i in range(7)]
-    second = [note("x", "p1", "s"), note("y", "q", "s")]
-    changes: list[Callable[[Any], Any]] = [
-        lambda store: store.maintenance().add_documents(first, ids=[str(i) for i in range(7)]),
-        lambda store: store.maintenance().add_documents(second, ids=["3", "8"]),
-        lambda store: store.add([{"text": "plain", "patient": "p0"}]),
-        lambda store: store.maintenance().delete(["1", "#9", "#1", "nobody", "8"]),
-        lambda store: store.forget("p0" if owner_key else "#0"),
-    ]
-    heard: list[list[int]] = [[], []]
-    for store, ids in zip(both, heard, strict=True):
-        store.on_forget(ids.extend)
-    for change in changes:
-        one, other = (change(store) for store in both)
-        assert one == other
-        assert everyone(both[0]) == everyone(both[1])
-        assert list(both[0].owners) == list(both[1].owners)
-        assert heard[0] == heard[1]
-    shared.close()
-
-
-def test_other_workers_follow_a_change_and_their_watchers_hear_of_it(pgvector_url: str) -> None:
-    model = DeterministicFakeEmbedding(size=6)
-    store = PostgresExemplarStore.empty(model, pgvector_url, owner_key="patient")
-    worker = PostgresExemplarStore.open(pgvector_url, model)
-    heard: list[int] = []
-    worker.on_forget(heard.extend)
-    documents = store.maintenance()
-    documents.add_documents([note("one", "ann", "a"), note("two", "bob", "b")], ids=["1", "2"])
-    documents.add_documents([note("one!", "ann", "a")], ids=["1"])
-    assert texts(worker) == ["one!", "two"]
-    assert heard == [0]
-    assert worker.maintenance().get_by_ids(["1"])[0].page_content == "one!"
-    store.close()
-    worker.close()
-
-
-def test_a_collection_of_a_version_without_ids_gets_room_for_them(pgvector_url: str) -> None:
-    model = DeterministicFakeEmbedding(size=6)
-    rows = [{"text": text, "patient": "ann"} for text in ("one", "two")]
-    keys = {"input_key": "text", "output_key": None, "owner_key": "patient"}
-    store = PostgresExemplarStore.from_records(rows, model, pgvector_url, **keys)
-    ask(pgvector_url, "ALTER TABLE dpicl_exemplars_exemplars DROP COLUMN document")
-    store.add([{"text": "three", "patient": "bob"}])
-    assert store.forget("bob") == 1
-    store.maintenance().add_documents([note("one!", "ann", "a")], ids=["#0"])
-    assert texts(store) == ["one!", "two"]
-    store.close()
-
-
-# -- other vector stores -----------------------------------------------------------------------------------------------
 
 
 def chroma(model: Any, request: pytest.FixtureRequest) -> VectorStore:
@@ -253,12 +98,13 @@ def test_a_collection_is_copied_and_nothing_is_embedded_again(source: VectorStor
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_store_follows_a_collection(live: Any, source: VectorStore) -> None:
+def test_a_store_follows_a_collection(place: Place, source: VectorStore) -> None:
     """What is new is added, what changed replaced, what is gone removed; the rest is left, and records without an id
     stay."""
-    store = live()
+    store = place.empty(Counted(size=6), owner_key="patient")
+    model: Any = store.embeddings
     store.add([{"text": "plain", "patient": "ann"}])
-    embedded = store.embeddings.embedded
+    embedded = model.embedded
     counts = {"num_added": 5, "num_updated": 0, "num_skipped": 0, "num_deleted": 0}
     assert store.sync_from(source) == counts
     assert store.sync_from(source) == {**counts, "num_added": 0, "num_skipped": 5}
@@ -269,7 +115,7 @@ def test_a_store_follows_a_collection(live: Any, source: VectorStore) -> None:
     assert store.sync_from(source) == {"num_added": 1, "num_updated": 1, "num_skipped": 3, "num_deleted": 1}
     assert texts(store) == ["note 1, corrected", "note 2", "note 3", "note 4", "note 5", "plain"]
     assert {name: mark for name, mark in marks(store).items() if name != "p5"} == before
-    assert store.embeddings.embedded == embedded
+    assert model.embedded == embedded
     source.delete(IDS[1:])
     with pytest.raises(StoreError, match="empty"):
         store.sync_from(source)
@@ -278,13 +124,13 @@ def test_a_store_follows_a_collection(live: Any, source: VectorStore) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_what_has_not_changed_is_left_whatever_order_a_collection_gives_its_metadata_in(
-    source: VectorStore, live: Any
+    source: VectorStore, place: Place
 ) -> None:
     """Chroma gives them in another order every time. Without an owner key a document is known by its content: as
     another owner it would have new tickets."""
     metadata = {"zone": "x", "age": 3, "mid": True, "team": "a", "year": 2020, "kind": "k"}
     source.add_documents([Document(page_content=f"n {i}", metadata=metadata) for i in range(5)], ids=IDS[:5])
-    store = live(None)
+    store = place.empty(Counted(size=6), owner_key=None)
     store.sync_from(source)
     before = marks(store)
     for _ in range(3):
