@@ -162,7 +162,8 @@ def gated(model: str, rounds: int, owners: int = OWNERS) -> dict[str, float]:
         vectors=vectors, progress=False,
     )  # fmt: skip
     questions = [f"Which restaurant, asks {i}?" for i in range(rounds + 1)]
-    first = np.sort(store.similarity(np.arange(owners), store.embed_query(questions[0])))
+    with store.reading() as view:
+        first = np.sort(view.similarity(np.arange(owners), store.embed_query(questions[0])))
     gate: dict[str, Any] = {"threshold": float(first[-NEAR * owners // OWNERS]), "eligible": NEAR, "nearest_to": "text"}
     template = DemonstrationTemplate("Document: {text}\n\n", "Question: {text}\nAnswer:")
     logits = TransformersLogits(model)

@@ -128,10 +128,11 @@ def main(argv: list[str] | None = None) -> int:
         with budget() as opened:
             release = sealed(data, instant, opened)
             own = median_ms(lambda chain=release: chain.invoke({"input": "which colour?"}), 50)  # type: ignore[misc]
-        memory = data.memory_bytes()
+        with data.reading() as view:
+            ((size,),) = view.ask("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
         results[f"own time, {owners:,} owners"] = {
             "own_ms": own,
-            "memory_ratio": (memory["vectors"] + memory["other"]) / memory["vectors"],
+            "memory_ratio": size / (4 * data.dimension * owners),
         }
         del data, release
     if options.json:

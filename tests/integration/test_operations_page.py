@@ -60,10 +60,10 @@ def bash(block: str, folder: Path) -> str:
 @pytest.mark.skipif(shutil.which("sqlite3") is None, reason="the sqlite3 program")
 def test_a_ledger_that_is_lost_comes_back_from_a_backup_with_all_that_was_spent(tmp_path: Path) -> None:
     backup, restore = re.findall(r"^```sh\n(.*?)^```", section("Backup, restore, upgrade"), re.MULTILINE | re.DOTALL)
-    texts(400, local_embeddings()).save(tmp_path / "store.npz")
+    texts(400, local_embeddings()).save(tmp_path / "notes.db")
     (tmp_path / "keys.yaml").write_text(json.dumps({"alice": hash_of(new_key())}))
     settings = {
-        "store": {"file": "store.npz"},
+        "store": {"file": "notes.db"},
         "release": {"kind": "label-vote", "labels": ["a", "b"]},
         "selector": {"calls": 20},
         "budget": {"epsilon": 8, "delta": 1e-6, "releases": 100, "ledger": "sqlite:///budget.db"},
@@ -97,8 +97,8 @@ def test_a_ledger_that_is_lost_comes_back_from_a_backup_with_all_that_was_spent(
     assert sorted(file.name for file in (tmp_path / "backup").iterdir()) == [
         "budget.db",
         "keys.yaml",
+        "notes.db",
         "server.yaml",
-        "store.npz",
     ], "and no witness"
 
 
@@ -116,7 +116,7 @@ def said(what: str) -> int:
 def test_a_record_takes_as_much_as_the_page_says(tmp_path: Path) -> None:
     sizes = []
     for owners in (2000, 4000):
-        file = tmp_path / f"{owners}.npz"
+        file = tmp_path / f"{owners}.db"
         texts(owners, DeterministicFakeEmbedding(size=384)).save(file)
         sizes.append(file.stat().st_size)
     beside = (sizes[1] - sizes[0]) / 2000 - 384 * 4 - len(TEXT) - len("a") - len("00000000")

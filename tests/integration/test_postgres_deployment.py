@@ -35,12 +35,16 @@ from langchain_dpicl.cli import main
 from langchain_dpicl.release.transaction import acting_for
 from langchain_dpicl.serving.config import read
 from langchain_dpicl.serving.guards import hash_of, new_key
-from langchain_dpicl.store.kept import kept_collection
+from langchain_dpicl.store.kept import Followed, kept_store
 from langchain_dpicl.store.records import RecordKeys
 
 PAGE = Path(__file__).parents[2] / "docs" / "postgres.md"
 RELEASES, OWNERS = 20, 60
 KEYS = RecordKeys("text", "label", "patient")
+
+
+def kept(url: str, records: list[dict[str, str]], model: Any, keys: RecordKeys) -> tuple[Any, Followed]:
+    return kept_store(url, records, model, name="notes", **keys._asdict())
 
 
 def page_yaml() -> str:
@@ -142,7 +146,7 @@ def test_a_collection_follows_its_data_and_brings_nobody_back(
     keys = KEYS._replace(owner_key=owner_key)
 
     def follow(records: list[dict[str, str]]) -> tuple[int, int, int, int]:
-        store, followed = kept_collection(pgvector_url, "notes", records, embeddings, keys, progress=False)
+        store, followed = kept(pgvector_url, records, embeddings, keys)
         store.close()
         return tuple(followed)
 
@@ -155,7 +159,7 @@ def test_a_collection_follows_its_data_and_brings_nobody_back(
     assert follow(changed) == (0, 0, 0, 2 if owner_key else 1)
     assert "p3" not in store.owners
     assert len(store) == (19 if owner_key else 20)
-    seen = ask(pgvector_url, "SELECT mark FROM dpicl_forgotten_owners")
+    seen = ask(pgvector_url, "SELECT mark FROM dpicl_forgotten_marks")
     assert len(seen) == 1
     store.close()
 
@@ -165,7 +169,7 @@ def test_two_processes_that_fill_a_collection_at_a_time_fill_it_once(pgvector_ur
     rows = rows_of(30)
 
     def fill(_: int) -> int:
-        store, _ = kept_collection(pgvector_url, "notes", rows, embeddings, KEYS, progress=False)
+        store, _ = kept(pgvector_url, rows, embeddings, KEYS)
         store.close()
         return 0
 
@@ -180,7 +184,7 @@ def test_another_model_other_keys_and_other_data_are_refused_and_change_nothing(
     pgvector_url: str, embeddings: Any
 ) -> None:
     rows = rows_of(9)
-    store, _ = kept_collection(pgvector_url, "notes", rows, embeddings, KEYS, progress=False)
+    store, _ = kept(pgvector_url, rows, embeddings, KEYS)
 
     class Other(DeterministicFakeEmbedding):
         def embed_documents(self, texts: list[str]) -> list[list[float]]:
@@ -193,9 +197,9 @@ def test_another_model_other_keys_and_other_data_are_refused_and_change_nothing(
         (others, embeddings, KEYS, "more than half"),
     ):
         with pytest.raises(InvalidParameter, match=says):
-            kept_collection(pgvector_url, "notes", given, model, keys, progress=False)
+            kept(pgvector_url, given, model, keys)
     with pytest.raises(StoreError, match="dimensions"):
-        kept_collection(pgvector_url, "notes", rows, DeterministicFakeEmbedding(size=4), KEYS, progress=False)
+        kept(pgvector_url, rows, DeterministicFakeEmbedding(size=4), KEYS)
     assert (len(store), store.owner_count) == (9, 9)
     store.close()
 
@@ -217,7 +221,7 @@ def configuration(url: str, **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def filled(unthinking: None, pgvector_url: str, embeddings: Any, tmp_path: Path) -> str:
     rows = [{**row, "ward": i % 2} for i, row in enumerate(rows_of(40))]
-    kept_collection(pgvector_url, "notes", rows, embeddings, KEYS, progress=False)[0].close()
+    kept(pgvector_url, rows, embeddings, KEYS)[0].close()
     return pgvector_url
 
 
