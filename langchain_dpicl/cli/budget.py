@@ -238,7 +238,7 @@ def forget(options: argparse.Namespace) -> int:
     ledgers, lost = upkeep.open_ledgers(store, options.ledger, options.key_file)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PrivacyWarning)  # what was released once is named below
+            warnings.filterwarnings("ignore", "released once", PrivacyWarning)  # it is named below
             went = upkeep.forget(store, owner, ledgers)
         places = [ledger.place for ledger in ledgers]
     finally:

@@ -183,7 +183,7 @@ def _put(database: StoreDatabase, path: Path, old: IO[bytes]) -> None:
     _remove_strays(path, about)
     with replacing(path, mode=stat.S_IMODE(about.st_mode), like=about) as file:
         database.copy_to(file.name)
-    sync_folder(path)
+    sync_folder(path, must=True)  # before the old content goes
     _overwrite(old.fileno())
 
 

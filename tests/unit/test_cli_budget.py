@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding
 
-from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudget
+from langchain_dpicl import ExemplarStore, InvalidParameter, LedgerError, PrivacyBudget, PrivacyWarning
 from langchain_dpicl.budget.terms import ticket_bins
 from langchain_dpicl.budget.upkeep import LedgerReport
 from langchain_dpicl.cli import main
@@ -358,3 +360,21 @@ def test_bins_hold_every_owner_once(tickets: int, most: int) -> None:
     for low, high, owners in bins:
         assert owners == sum(burnt[str(number)] for number in range(low, high + 1))
     assert bins[-1] == (tickets, tickets, tickets + 1)
+
+
+def test_forget_says_if_the_words_stay_in_the_files_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While another process reads; what was released once is told by the command itself."""
+    rows = [{"input": f"text {i}", "owner": f"owner-{i}"} for i in range(3)]
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    model = DeterministicFakeEmbedding(size=4)
+    store = ExemplarStore.from_records(rows, model, url, output_key=None, owner_key="owner")
+    store.remember_release("a head (made up)")
+    command = ["forget", "--store", url, "--owner"]
+    with store.reading(), pytest.warns(PrivacyWarning, match="stays in its log") as told:
+        assert main([*command, "owner-1"]) == 0
+    assert len(told) == 1
+    assert "released once, and not changed: a head (made up)" in capsys.readouterr().out
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert main([*command, "owner-2"]) == 0
+    store.close()
