@@ -320,6 +320,9 @@ class Database:
                     return found
                 except Exception as error:
                     failure = self._not_committed(connection, error, kind)
+                except BaseException as error:
+                    self._drop_if_ended(connection, error)
+                    raise
         finally:
             self._busy.pop()
         raise failure
@@ -333,6 +336,8 @@ class Database:
             driver: Any = connection.connection.driver_connection
             driver.rollback()  # a COMMIT that found the file busy leaves its transaction open
             return error
+        with contextlib.suppress(Exception):  # so does one that was interrupted: it would keep others waiting
+            connection.connection.driver_connection.rollback()  # type: ignore[union-attr]
         if kind != "charge" and faults.may_pass(error, self._driver):
             return TryAgain(faults.reason(error))  # reading or noting the same twice changes nothing
         return CommitLost(faults.reason(error))

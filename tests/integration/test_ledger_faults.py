@@ -298,6 +298,29 @@ def test_a_commit_whose_answer_is_lost_is_an_error_and_counts(
     assert line.charge(queries=[line.query_id({"input": "x"})])[0].answer == "1", "a receipt is written again"  # type: ignore[union-attr]
 
 
+@pytest.mark.filterwarnings(AFTER_A_KILL)
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_a_commit_that_a_signal_interrupts_keeps_no_lock(kind: type[BaseException], any_url: str) -> None:
+    """The process may live on and not use the ledger again: others need not wait for it. The charge counts."""
+    line = line_of(any_url)
+    line.charge()
+    interrupts = [kind("by a handler of a signal")]
+
+    @sa.event.listens_for(line._ledger._engine, "commit")
+    def interrupt(_: Any) -> None:
+        if interrupts:
+            raise interrupts.pop()
+
+    with pytest.raises((LedgerError, KeyboardInterrupt)):
+        line.charge()
+    started = time.monotonic()
+    other = line_of(any_url)
+    assert len(other.charge(2)) == 2
+    assert time.monotonic() - started < 10
+    assert not interrupts
+    assert other.spent() >= 3
+
+
 def test_a_deadlock_is_tried_again(postgres_url: str) -> None:
     """Another session takes the rows in the other order, and the server ends the ledger's transaction."""
     budget = PrivacyBudget(1000.0, 1e-5, {"a": 40, "b": 40}, postgres_url)
