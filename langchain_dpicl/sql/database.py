@@ -96,7 +96,7 @@ def direct(connection: Connection, statement: str, *rows: Mapping[str, object], 
     are written ``:name``.
     """
     cursor = connection.connection.cursor(**cursor_options)
-    text = statement if connection.dialect.name == "sqlite" else _for_psycopg(statement)
+    text = statement if connection.dialect.name == "sqlite" else for_psycopg(statement)
     if len(rows) == 1:
         cursor.execute(text, rows[0])
     else:
@@ -105,7 +105,8 @@ def direct(connection: Connection, statement: str, *rows: Mapping[str, object], 
 
 
 @functools.cache
-def _for_psycopg(statement: str) -> str:
+def for_psycopg(statement: str) -> str:
+    """A statement with its parameters as psycopg writes them."""
     return re.sub(r":(\w+)", r"%(\1)s", statement)
 
 
@@ -170,6 +171,7 @@ class Database:
         self._writers: Any = threading.RLock() if self.is_sqlite else contextlib.nullcontext()
         self._gate = threading.RLock()  # held while the process forks
         self._busy: list[None] = []  # one for each transaction that is open
+        self._here = threading.local()  # its ``moment``: the connection of a thread's own, in memory
         self._file: Place | None = None
         subject = f"the {self.noun} {self.shown!r}"
         error = self.error
@@ -249,6 +251,10 @@ class Database:
         ``rolled_back`` undoes: this is called after each try that certainly did not happen.
         """
         self._check()
+        if self.is_in_memory and (mine := getattr(self._here, "moment", None)) is not None:
+            if kind != "read":
+                self._refuse_within_a_moment()
+            return work(mine)
         deadline = math.inf
         pause = 0.002
         while True:
@@ -280,17 +286,23 @@ class Database:
     def moment(self) -> Iterator[Connection]:
         """One moment of the database, to read from while the ``with`` block lasts. Raises its ``error``."""
         self._check()
-        turn = contextlib.nullcontext() if self.path or not self.is_sqlite else self._writers
+        turn: Any = contextlib.nullcontext()
+        if self.is_in_memory:
+            turn = self._writers
+            self._refuse_within_a_moment()
         fault = ""
         self._enter()
         try:
             with turn, self._engine.connect() as connection:
                 try:
                     self._begin(connection, "moment")
+                    self._here.moment = connection
                     yield connection
                 except BaseException as error:
                     self._drop_if_ended(connection, error)
                     raise
+                finally:
+                    self._here.moment = None
         except (SQLAlchemyError, self._driver.Error, UnicodeDecodeError) as error:
             fault = faults.reason(error)
         finally:
@@ -301,6 +313,11 @@ class Database:
                 raise refusal
             finally:
                 refusal.__context__ = None  # the driver's error, which the block still handles, may quote a value
+
+    def _refuse_within_a_moment(self) -> None:
+        """A database in memory has one connection, which a moment of this thread has."""
+        if getattr(self._here, "moment", None) is not None:
+            raise self.error(f"the {self.noun} in memory is used within a reading of it: end the reading first")
 
     def _once(self, work: Callable[[Connection], T], kind: Kind) -> T:
         """One try of a transaction, which ends with its COMMIT."""

@@ -8,7 +8,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NoReturn, TypeVar
 from urllib.parse import quote
@@ -58,7 +58,6 @@ class StoreDatabase(sql.Database):
         """Held from the beginning of a moment until what is in memory has followed it."""
         self.loading = threading.Lock()
         """Held while all vectors are read."""
-        self._here = threading.local()
 
     def start_anew(self) -> None:
         super().start_anew()
@@ -114,35 +113,10 @@ class StoreDatabase(sql.Database):
             return error.sqlite_errorcode & 0xFF not in not_one
         return True
 
-    def _check(self) -> None:
-        shut.check_records()
+    _check = staticmethod(shut.check_records)
 
     def _warn_of_memory(self) -> None:
         pass
-
-    def run(self, work: Callable[[Connection], T], kind: sql.Kind = "charge", **options: Any) -> T:
-        """`sql.Database.run`. A database in memory has one connection: during a thread's own moment it is read there,
-        and a change is a `StoreError`."""
-        if not self.is_in_memory or (connection := self._of_a_moment()) is None:
-            return super().run(work, kind, **options)
-        if kind == "read":
-            return work(connection)
-        raise StoreError("a store in memory is not changed within a reading of it: end the reading first")
-
-    @contextlib.contextmanager
-    def moment(self) -> Iterator[Connection]:
-        """`sql.Database.moment`. Raises `StoreError` for one within another, in memory."""
-        if self.is_in_memory and self._of_a_moment() is not None:
-            raise StoreError("a store in memory has one reading at a time in a thread: end the other one first")
-        with super().moment() as connection:
-            self._here.moment = connection
-            try:
-                yield connection
-            finally:
-                self._here.moment = None
-
-    def _of_a_moment(self) -> Connection | None:
-        return getattr(self._here, "moment", None)
 
     def tidy(self, *tables: str) -> bool:
         """Have what was deleted leave the files too, as far as this database can do it now. False: not yet.
@@ -199,11 +173,17 @@ class StoreDatabase(sql.Database):
         raise UnsafeConfigurationError("connections to private exemplars are not pickled or copied")
 
 
-def fetch(connection: Connection, statement: str, **values: object) -> list[Any]:
-    """All rows of a statement, by the driver itself; from PostgreSQL in its binary form, which is quicker."""
+def fetch(connection: Connection | None, statement: str, **values: object) -> list[Any]:
+    """All rows of a statement, by the driver itself; from PostgreSQL in its binary form, which is quicker.
+
+    `StoreError` without a connection, as a reading has none that has ended.
+    """
+    if connection is None:
+        raise StoreError("this reading of the store has ended: read within its with block")
+    pooled: Any = connection.connection
     if connection.dialect.name == "sqlite":
-        return sql.direct(connection, statement, values).fetchall()  # type: ignore[no-any-return]
-    return sql.direct(connection, statement, values, binary=True).fetchall()  # type: ignore[no-any-return]
+        return list(pooled.cursor().execute(statement, values))
+    return list(pooled.cursor(binary=True).execute(sql.for_psycopg(statement), values))
 
 
 def among(connection: Connection, column: str, kind: str = "bigint") -> str:
@@ -220,15 +200,20 @@ def given(connection: Connection, values: Iterable[Any]) -> object:
 
 
 def fetch_among(
-    connection: Connection,
+    connection: Connection | None,
     statement: str,
     column: str,
     values: Sequence[Any],
     kind: str = "bigint",
-    **others: object,
-) -> Iterator[Any]:
+) -> list[Any]:
     """The rows in which a column has one of these values; the statement ends before this condition."""
-    asked = f"{statement} {among(connection, column, kind)}"
+    found: list[Any] = []
     for start in range(0, len(values), MANY):
-        part = given(connection, values[start : start + MANY])
-        yield from fetch(connection, asked, given=part, **others)
+        part = values[start : start + MANY]
+        if connection is not None and connection.dialect.name == "sqlite":
+            asked = f"{statement} {column} IN (SELECT value FROM json_each(:given))"
+            found += fetch(connection, asked, given=json.dumps(part))
+        else:
+            asked = f"{statement} {column} = ANY(CAST(:given AS {kind}[]))"
+            found += fetch(connection, asked, given=part)
+    return found

@@ -274,7 +274,7 @@ def unpack(content: bytes) -> dict[str, Any]:
     """A packed record. Empty if it cannot be read: a bucket is read as a whole, and one owner's record must not fail
     the others'."""
     with contextlib.suppress(Exception):
-        fields = json.loads(decoded(content))
+        fields = json.loads(content.decode("utf-8", "surrogatepass"))
         if isinstance(fields, dict):
             return fields
     return {}

@@ -74,6 +74,12 @@ _NOT_YET = (
 )
 
 
+class _Here(threading.local):
+    """A thread's own reading."""
+
+    view: StoreView | None = None
+
+
 class ExemplarStore(PrivateRecords):
     """Private exemplars with their owners, searchable by exact inner product.
 
@@ -170,7 +176,7 @@ class ExemplarStore(PrivateRecords):
         self.dimension = found.dimension
         """Of the vectors."""
         self._database.opened = True
-        self._here = threading.local()
+        self._here = _Here()
         self._matrix = None
         self._numbers = np.empty(0, np.int64)
         self._key: bytes | None = None
@@ -457,20 +463,21 @@ class ExemplarStore(PrivateRecords):
         within each other, in one thread, are one.
         """
         database = self._database
-        if (outer := getattr(self._here, "view", None)) is not None:
-            yield outer
+        if self._here.view is not None:
+            yield self._here.view
             return
         with ExitStack() as ends:
-            with database.following:
-                view = self._followed(ends.enter_context(database.moment()))
-                self._here.view = view
-                ends.callback(self._end, view)
-                self._tell_watchers(view)
-            yield view
-
-    def _end(self, view: StoreView) -> None:
-        self._here.view = None
-        view.end()
+            try:
+                with database.following:
+                    view = self._followed(ends.enter_context(database.moment()))
+                    self._here.view = view
+                    if view.moment.entry > self._seen:
+                        self._tell_watchers(view)
+                yield view
+            finally:
+                if (ended := self._here.view) is not None:
+                    ended.connection = None
+                self._here.view = None
 
     def _followed(self, connection: Connection) -> StoreView:
         """This transaction's moment, to which what is in memory has followed."""
@@ -492,12 +499,10 @@ class ExemplarStore(PrivateRecords):
 
     def _tell_watchers(self, view: StoreView) -> None:
         """Let watchers hear what went before this moment. They may read; if one fails, all hear it again."""
-        entry = view.moment.entry
-        if entry > self._seen:
-            if self._watchers and len(ids := view.went_since(self._seen)):
-                for watcher in self._watchers:
-                    watcher(ids.tolist())
-            self._seen = entry
+        if self._watchers and len(ids := view.went_since(self._seen)):
+            for watcher in self._watchers:
+                watcher(ids.tolist())
+        self._seen = view.moment.entry
 
     def _load(self, view: StoreView) -> Matrix | None:
         """All rows at a reading's moment, in memory; None if none are to be kept."""
@@ -515,9 +520,11 @@ class ExemplarStore(PrivateRecords):
 
     def refresh(self) -> bool:
         """Take over what other processes have changed; whether there was anything. Every reading does it."""
-        seen = self._seen
+        moment = self._database.run(partial(tables.moment_of, collection=self._collection), "read")
+        if (moment.identity, moment.entry) == (self._collection.identity, self._seen):
+            return False
         with self.reading():
-            return self._seen != seen
+            return True
 
     def load_vectors(self) -> None:
         """Have all vectors in memory that a threshold needs, so that the first question need not wait for them."""

@@ -34,7 +34,7 @@ from sqlalchemy.engine import Connection
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, StoreError, UnknownOwner
 from langchain_dpicl.sql import direct
 from langchain_dpicl.store.base import Arrival, Identity, Numbers, owner_mark
-from langchain_dpicl.store.database import APPLICATION, MANY, StoreDatabase, among, fetch, fetch_among, given
+from langchain_dpicl.store.database import APPLICATION, StoreDatabase, fetch, fetch_among
 from langchain_dpicl.store.notes import OpenedBudget, merged
 from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys, Vectors, decoded, encoded
 
@@ -259,7 +259,7 @@ def moment_of(connection: Connection, collection: Collection) -> Moment:
     return Moment(*rows[0])
 
 
-def went_since(connection: Connection, collection: Collection, entry: int) -> Numbers:
+def went_since(connection: Connection | None, collection: Collection, entry: int) -> Numbers:
     """The ids of the exemplars that went after this entry."""
     rows = fetch(connection, f"SELECT id FROM {collection.gone} WHERE entry > :entry ORDER BY entry, id", entry=entry)
     return np.array([id for (id,) in rows], np.int64)
@@ -451,7 +451,7 @@ def change(
     return sorted(ids)
 
 
-def rows_with(connection: Connection, collection: Collection, documents: Sequence[str]) -> list[tuple[int, int]]:
+def rows_with(connection: Connection | None, collection: Collection, documents: Sequence[str]) -> list[tuple[int, int]]:
     """The ids of these documents' rows and their owners' numbers, as far as there are any."""
     query = f"SELECT id, owner FROM {collection.exemplars} WHERE"
     hashes = [hash_of(encoded(each)) for each in documents if each]
@@ -468,9 +468,7 @@ def _remove(connection: Connection, collection: Collection, entry: int, ids: Seq
 
 
 def _delete(connection: Connection, statement: str, column: str, values: Sequence[int]) -> None:
-    for start in range(0, len(values), MANY):
-        part = given(connection, values[start : start + MANY])
-        direct(connection, f"{statement} {among(connection, column)}", {"given": part})
+    direct(connection, f"{statement} {column} = :value", *({"value": value} for value in values))
 
 
 class Gone(NamedTuple):

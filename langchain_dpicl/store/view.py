@@ -58,14 +58,11 @@ class StoreView:
         self.moment = moment
         self.numbers = numbers
         self._collection = collection
-        self._connection: Connection | None = connection
+        self.connection: Connection | None = connection
+        """None once the reading has ended: then nothing can be read."""
         self.known = matrix
         """The rows in memory; None as long as nothing has asked for them."""
         self._load = load
-
-    def end(self) -> None:
-        """Read no more."""
-        self._connection = None
 
     def matrix(self) -> Matrix | None:
         """The rows in memory, which are read if they have to be; None if the store keeps none."""
@@ -75,7 +72,7 @@ class StoreView:
 
     def ask(self, query: str) -> list[Any]:
         """The rows of a statement."""
-        return fetch(self._asked, query)
+        return fetch(self.connection, query)
 
     # -- owners --------------------------------------------------------------------------------------------------------
 
@@ -128,7 +125,7 @@ class StoreView:
             rows, numbers = self._all()
         else:
             query = f"SELECT id, owner FROM {self._collection.exemplars} WHERE"
-            found = _as_pairs(fetch_among(self._asked, query, "owner", owners.tolist()))
+            found = _as_pairs(fetch_among(self.connection, query, "owner", owners.tolist()))
             rows, numbers = found[:, 0], found[:, 1]
         order = np.argsort(owners, kind="stable")
         position = order[np.searchsorted(owners, numbers, sorter=order)]
@@ -143,7 +140,7 @@ class StoreView:
             f"{self._collection.exemplars} ON content_hash IS NOT NULL AND owner = number WHERE"
         )
         marks: dict[int, bytes] = {}
-        for number, name, content_hash, content in fetch_among(self._asked, query, "number", owners.tolist()):
+        for number, name, content_hash, content in fetch_among(self.connection, query, "number", owners.tolist()):
             if content_hash is None:
                 marks[number] = owner_mark(key, bytes(name), named=True)
             elif tables.hash_of(content) == content_hash:
@@ -181,13 +178,13 @@ class StoreView:
         if self.known is not None:
             return self.known.vectors(rows)
         query = f"SELECT id, {self._collection.embedding} FROM {self._collection.exemplars} WHERE"
-        found = dict(fetch_among(self._asked, query, "id", rows.tolist()))
+        found = dict(fetch_among(self.connection, query, "id", rows.tolist()))
         return self._collection.unpacked(_in_order(found, rows))
 
     def read(self, rows: Numbers) -> list[dict[str, Any]]:
         """The exemplars at these rows, as fresh dictionaries; an empty one for a record that cannot be read."""
         query = f"SELECT id, content FROM {self._collection.exemplars} WHERE"
-        found = dict(fetch_among(self._asked, query, "id", rows.tolist()))
+        found = dict(fetch_among(self.connection, query, "id", rows.tolist()))
         return [unpack(content) for content in _in_order(found, rows)]
 
     def _each(self, rows: Numbers) -> Iterator[dict[str, Any]]:
@@ -200,7 +197,7 @@ class StoreView:
             f"SELECT id, document, content, name FROM {self._collection.exemplars} "
             f"JOIN {self._collection.owners} ON number = owner WHERE"
         )
-        found = {row[0]: row for row in fetch_among(self._asked, query, "id", rows.tolist())}
+        found = {row[0]: row for row in fetch_among(self.connection, query, "id", rows.tolist())}
         return [
             Held(tables.document_of(document, id), bytes(content), decoded(bytes(name)))
             for id, document, content, name in _in_order(found, rows)
@@ -208,12 +205,12 @@ class StoreView:
 
     def rows_with(self, documents: Sequence[str]) -> Numbers:
         """The rows of these documents, as far as there are any."""
-        found = tables.rows_with(self._asked, self._collection, documents)
+        found = tables.rows_with(self.connection, self._collection, documents)
         return np.array([id for id, _ in found], np.int64)
 
     def went_since(self, entry: int) -> Numbers:
         """The ids of the exemplars that went after this entry of the log."""
-        return tables.went_since(self._asked, self._collection, entry)
+        return tables.went_since(self.connection, self._collection, entry)
 
     def came_since(self, entry: int) -> Iterator[Page]:
         """The rows that came after this entry, with their vectors, page by page."""
@@ -224,20 +221,14 @@ class StoreView:
         )
         limit = max(1, _PAGE_BYTES // (4 * self._collection.dimension))
         last = 2**62
-        while rows := fetch(self._asked, query, entry=entry, id=last, limit=limit):
+        while rows := fetch(self.connection, query, entry=entry, id=last, limit=limit):
             entries, ids, owners, vectors = zip(*rows, strict=True)
             yield Page(np.array(ids, np.int64), np.array(owners, np.int64), self._collection.unpacked(vectors))
             entry = entries[-1]
             last = ids[-1]
 
-    @property
-    def _asked(self) -> Connection:
-        if self._connection is None:
-            raise StoreError("this reading of the store has ended: read within its with block")
-        return self._connection
-
     def _pairs(self, statement: str, **values: object) -> NDArray[np.int64]:
-        return _as_pairs(fetch(self._asked, statement, **values))
+        return _as_pairs(fetch(self.connection, statement, **values))
 
 
 def _as_pairs(rows: Any) -> NDArray[np.int64]:
