@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from langchain_core.vectorstores import VectorStore
 from langchain_tests.integration_tests import VectorStoreIntegrationTests
@@ -144,12 +143,11 @@ def test_no_approximate_index_has_a_part_in_the_gate(
 # -- faults ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_addition_whose_connection_is_lost_leaves_nothing(
+def test_an_addition_whose_connection_is_lost_is_made_again_and_once(
     pgvector_url: str, shared_store: Any, records: Any
 ) -> None:
     """It waits for another change, with its transaction open, when the server ends its connection."""
     store = shared_store(records(3))
-    before = everything(store)
     failures: list[Exception] = []
 
     def add() -> None:
@@ -172,12 +170,10 @@ def test_an_addition_whose_connection_is_lost_leaves_nothing(
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert ask(pgvector_url, f"SELECT pg_terminate_backend({others()[0][0]})") == [(True,)]
-        thread.join(20)
         blocker.exec_driver_sql("ROLLBACK")
-    assert len(failures) == 1
-    assert "AdminShutdown" in str(failures[0])
-    assert everything(store) == before
-    assert store.add(records(5)[3:]) == [3, 4]
+    thread.join(20)
+    assert failures == []
+    assert sorted(everything(store)["ids"]) == list(range(53))
 
 
 def test_a_commit_without_an_answer_is_said_to_be_unknown(shared_store: Any, records: Any, lose_a_commit: Any) -> None:
@@ -242,10 +238,14 @@ def test_a_server_that_was_restarted_is_found_again(pgvector_url: str, shared_st
     store = shared_store(records(3))
     ask(pgvector_url, end)
     assert len(store) == 3
-    with store.reading() as view:
-        ask(pgvector_url, end)
-        with pytest.raises(StoreError):
-            view.rows_of(np.arange(3))
+
+    def interrupted() -> None:
+        with store.reading() as view:
+            ask(pgvector_url, end)
+            view.rows_of(view.numbers)
+
+    with pytest.raises(StoreError, match="AdminShutdown"):
+        interrupted()
     assert len(store) == 3
 
 
@@ -282,10 +282,10 @@ def test_what_is_no_address_is_refused_without_being_shown(url: Any) -> None:
         assert caught.value.__cause__ is None
 
 
-def test_importing_it_loads_no_database_and_no_index() -> None:
+def test_importing_it_loads_no_driver_and_no_index() -> None:
     code = "import sys; from langchain_dpicl import PostgresExemplarStore; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert {"psycopg", "sqlalchemy", "faiss", "torch"}.isdisjoint(done.stdout.split())
+    assert {"psycopg", "faiss", "torch"}.isdisjoint(done.stdout.split())
 
 
 # -- LangChain's own suite ---------------------------------------------------------------------------------------------
