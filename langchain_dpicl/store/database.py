@@ -40,6 +40,7 @@ class StoreDatabase(sql.Database):
     """The database of a store. It is closed to the calls of a chain, and is not pickled or copied."""
 
     noun = "exemplar store"
+    parameter: ClassVar[str] = "url"
     error: ClassVar[type[DPICLError]] = StoreError
     replaced: ClassVar[type[DPICLError]] = StoreFileChanged
     unharmed = "nobody can tell who was forgotten in it, so nothing is released"

@@ -227,7 +227,8 @@ def has_table(connection: Connection, table: str) -> bool:
     """True if there is this table, where the connection looks for it."""
     if connection.dialect.name == "sqlite":
         return bool(fetch(connection, "SELECT 1 FROM sqlite_master WHERE name = :table", table=table))
-    return fetch(connection, "SELECT to_regclass(:table)", table=table) != [(None,)]
+    # To go over pg_class tells the session of tables that others have just made; to_regclass alone may not know them.
+    return bool(fetch(connection, "SELECT 1 FROM pg_class WHERE oid = to_regclass(:table)", table=table))
 
 
 def schema_of(connection: Connection) -> str | None:
