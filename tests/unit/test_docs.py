@@ -35,7 +35,8 @@ def test_every_error_is_explained_with_its_cause_and_cure() -> None:
 def test_every_public_name_is_in_the_reference() -> None:
     pages = [path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md")]
     named = re.findall(r"^::: langchain_dpicl\.(\w+)$", "\n".join(pages), re.MULTILINE)
-    assert sorted(named) == sorted(set(langchain_dpicl.__all__) - ERRORS)
+    alias = {"PostgresExemplarStore"}  # another name of a class, which has its entry
+    assert sorted(named) == sorted(set(langchain_dpicl.__all__) - ERRORS - alias)
 
 
 def test_the_page_of_versions_names_the_formats_of_today() -> None:
