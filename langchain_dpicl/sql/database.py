@@ -149,7 +149,7 @@ class Database:
     replaced: ClassVar[type[DPICLError]] = LedgerError  # the file is another one now
     unharmed = "nothing was charged"
     example = "sqlite:///budget.db"
-    parameter: ClassVar[str] = ""  # its address's name where it is given; default: the noun
+    parameter: ClassVar[str] = ""  # its address's name where it is given; default: the last word of the noun
     may_fork: ClassVar[bool] = False  # True if a child of a fork may go on with it
     application_id = 0  # of SQLite's file
     page_size: ClassVar[int] = 4096  # of a new one, in bytes
@@ -162,7 +162,7 @@ class Database:
     retry_seconds: ClassVar[float] = 15  # from the first failure on
 
     def __init__(self, url: str | URL) -> None:
-        self.url = address.parse(url, self.parameter or self.noun, self.example)
+        self.url = address.parse(url, self.parameter or self.noun.rpartition(" ")[2], self.example)
         self.path = address.sqlite_path(self.url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.is_in_memory = self.is_sqlite and self.path is None  # it ends with this process
