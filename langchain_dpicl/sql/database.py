@@ -323,6 +323,8 @@ class Database:
     def _once(self, work: Callable[[Connection], T], kind: Kind) -> T:
         """One try of a transaction, which ends with its COMMIT."""
         turn = self._writers if kind not in _READING or self.path is None else contextlib.nullcontext()
+        failure: Exception | None = None
+        is_committed = False
         self._enter()
         try:
             with turn, self._engine.connect() as connection:
@@ -335,15 +337,21 @@ class Database:
                     raise
                 try:
                     transaction.commit()
-                    return found
+                    is_committed = True
                 except Exception as error:
                     failure = self._not_committed(connection, error, kind)
                 except BaseException as error:
                     self._drop_if_ended(connection, error)
                     raise
+        except Exception as error:  # perhaps of a signal, while the connection goes back
+            if not is_committed:
+                raise
+            failure = CommitLost(faults.reason(error))
         finally:
             self._busy.pop()
-        raise failure
+        if failure is not None:
+            raise failure
+        return found
 
     def _not_committed(self, connection: Connection, error: Exception, kind: Kind) -> Exception:
         """The meaning of an error of a COMMIT."""

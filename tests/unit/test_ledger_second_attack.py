@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import by_hand  # noqa: F401
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudget
 from langchain_dpicl.sql import Database
@@ -131,6 +134,43 @@ def test_a_ledger_that_is_opened_during_a_fork_waits_for_it(
     threads[0].join(10)
     assert not threads[0].is_alive()
     assert not pool.checkedin(), "the child has the parent's connections"
+
+
+# -- interrupts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::langchain_dpicl.errors.PrivacyWarning")
+def test_a_charge_that_was_interrupted_after_its_commit_keeps_its_interval(
+    opened: Any, ledger_url: str, tmp_path: Path
+) -> None:
+    """It may be reopened, so no older copy gives its release to somebody else."""
+    budget = opened(ledger_url, witness=tmp_path / "w")
+    line = budget.line("vote", 0.5)
+    path = Path(ledger_url.removeprefix("sqlite:///"))
+    budget.close()
+    shutil.copy(path, tmp_path / "old.db")
+    interrupts = [RuntimeError("by a handler of a signal")]
+
+    @sa.event.listens_for(budget._ledger._engine.pool, "checkin")
+    def interrupt(*_: Any) -> None:
+        if interrupts and budget._ledger._busy and "job" in read(path, "SELECT query FROM dpicl_queries"):
+            raise interrupts.pop()
+
+    with pytest.raises(LedgerError, match="if so, it counts"):
+        line.charge(queries=["job"])
+    assert not interrupts
+    budget.close()
+    assert line.reopen("job") is not None, "a release that begins"
+    budget.close()
+    shutil.copy(tmp_path / "old.db", path)
+    again = opened(ledger_url, witness=tmp_path / "w").line("vote", 0.5)
+    assert again.remaining() == 4
+
+
+def read(path: Path, query: str) -> list[str]:
+    """A column of a database in a file."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return [value for (value,) in connection.execute(query)]
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
