@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
     from langchain_core.indexing import IndexingResult
 
-    from langchain_dpicl.store.store import ExemplarStore
+    from langchain_dpicl.store.opened import OpenStore
     from langchain_dpicl.store.view import StoreView
 
 
-def follow_collection(store: ExemplarStore, vectorstore: VectorStore) -> IndexingResult:
+def follow_collection(store: OpenStore, vectorstore: VectorStore) -> IndexingResult:
     """`ExemplarStore.sync_from`."""
     documents, vectors = contents_of(vectorstore)
     if not documents:
@@ -95,7 +95,7 @@ def follow_collection(store: ExemplarStore, vectorstore: VectorStore) -> Indexin
     }
 
 
-def checked(store: ExemplarStore, documents: Iterable[Document]) -> Batch:
+def checked(store: OpenStore, documents: Iterable[Document]) -> Batch:
     """Documents, checked and packed under the store's keys. Raises `InvalidRecords`."""
     keys = RecordKeys(store.input_key, store.output_key, store.owner_key)
     return check_records(records_of(documents, store.input_key), keys, None)
@@ -121,7 +121,7 @@ class StoreMaintenance(VectorStore, PrivateRecords):
     `StoreError` if the model, a file or the database fails.
     """
 
-    def __init__(self, store: ExemplarStore) -> None:
+    def __init__(self, store: OpenStore) -> None:
         self._store = store
 
     @property
