@@ -198,8 +198,8 @@ def add_reading(parser: Any) -> None:
     """Declare how data files are read."""
     files = parser.add_argument_group("data files")
     names = "comma, semicolon, tab, pipe, or a character"
-    files.add_argument("--delimiter", help=f"of CSV files: {names} (default: found in the header)")
-    files.add_argument("--encoding", help="such as utf-8, cp1252, utf-16 (default: found: UTF-8, a mark, or cp1252)")
+    files.add_argument("--delimiter", help=f"of CSV files: {names} (default: the header's own)")
+    files.add_argument("--encoding", default="utf-8", help="such as cp1252 or utf-16 (default: UTF-8)")
     files.add_argument("--skip-bad", action="store_true", help="leave out records that cannot be used")
 
 

@@ -157,7 +157,7 @@ def check_data(options: argparse.Namespace) -> int:
         per_owner = f"of {len(owners):,} owners (the median owner has {facts['records_per_owner']['median']:g}, "
         per_owner += f"the largest {max(owners.values()):,})"
     lines = [
-        f"{data.name}: {data.form}{'' if data.is_usual else ', as it seems'}",
+        f"{data.name}: {data.form}",
         f"  columns  {data.columns_shown}",
         f"  records  {good + bad:,}, {per_owner}",
     ]

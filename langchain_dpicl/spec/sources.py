@@ -63,7 +63,7 @@ class StoreSection(Section):
     """Whether each worker keeps the collection's vectors, for a threshold: 1.5 GB for a million of 384 numbers."""
     data: FilePath | None = None
     delimiter: str | None = None
-    encoding: str | None = None
+    encoding: str = "utf-8"
     notes: FilePath | None = None
     """Where it is kept which budgets were opened on the data. Default: beside the data file, as ``FILE.dpicl``."""
     skip_bad: bool = False

@@ -165,7 +165,8 @@ def _notes(checked: Checked, too_long: Callable[[Sequence[str]], Sequence[bool]]
     found = {}
     unit = checked.data.unit
     owners = checked.owners
-    if joined := checked.data.joined:
+    is_table = checked.data.delimiter and len(checked.data.columns) > 1
+    if is_table and (joined := _joined(checked.data, checked.lines, checked.records)):
         found["joined"] = (
             f"records over several lines that look like several records: {len(joined):,} "
             f"({number_words(unit, joined)}). A quote that is not closed takes the lines after it, which may be "
@@ -195,6 +196,17 @@ def _notes(checked: Checked, too_long: Callable[[Sequence[str]], Sequence[bool]]
                 f"texts longer than the embedding model reads: {len(long):,} ({number_words(unit, long)}). Only their "
                 "beginning is searched"
             )
+    return found
+
+
+def _joined(data: DataFile, lines: Sequence[int], records: Sequence[dict[str, Any]]) -> list[int]:
+    """The lines of records of CSV with a text of several lines, one of which has as many fields as a record."""
+    found = []
+    for number, record in zip(lines, records, strict=True):
+        texts = [str(value).splitlines() for value in record.values()]
+        parts = [part for text in texts if len(text) > 1 for part in text]
+        if any(part.count(data.delimiter) + 1 == len(data.columns) for part in parts):
+            found.append(number)
     return found
 
 

@@ -27,8 +27,8 @@ def test_json_lines_and_csv_and_gzip_give_the_same_records(tmp_path: Path) -> No
         ("r.jsonl", b"", "no records"),
         ("r.jsonl", b'{"text": "ok"}\n{"text": "CANARY-mrs-alder', "line 2"),
         ("r.jsonl", b'{"text": "ok"}\n{"CANARY-mrs-alder": ' + b"[" * 100_000, "line 2"),
-        ("r.jsonl", b"\xff\xfeCANARY", "no JSON object"),
-        ("r.jsonl.gz", b"not gzip CANARY-mrs-alder", "gzip"),
+        ("r.jsonl", b"\xff\xfeCANARY", "not UTF-8"),
+        ("r.jsonl.gz", b"not gzip CANARY-mrs-alder", "no JSON object"),
         ("r.jsonl.gz", gzip.compress(b'{"a": 1}', mtime=0)[:-9], "gzip"),
     ],
 )

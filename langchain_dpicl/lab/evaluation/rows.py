@@ -157,7 +157,7 @@ def _from_hub(
 
 
 def _answer_columns(task: Task, columns: Mapping[str, str]) -> list[str]:
-    """The column of the answers, which helps to find a file's delimiter."""
+    """The column of the answers."""
     key = "label" if isinstance(task, ClassificationTask) else "output"
     return [columns.get(key, key)]
 
