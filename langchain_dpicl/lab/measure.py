@@ -23,7 +23,6 @@ from langchain_dpicl.cli import (
     model_of,
     show,
 )
-from langchain_dpicl.cli.data import reading_of, tell
 from langchain_dpicl.errors import InvalidParameter
 
 
@@ -144,6 +143,7 @@ def evaluate_options(parser: Any) -> None:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Read the data, choose the model, measure, and write the results."""
+    from langchain_dpicl.cli.data import reading_of, tell
     from langchain_dpicl.lab.evaluation.evaluate import Evaluation, Model, some
     from langchain_dpicl.lab.evaluation.passes import EvaluationPlan
     from langchain_dpicl.lab.evaluation.report import write_index, write_report
