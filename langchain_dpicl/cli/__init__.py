@@ -1,7 +1,7 @@
 """``dpicl`` on the command line, and the options and the printer that its commands share.
 
 A command is two functions: ``NAME_options`` declares its options, and its docstring is the text of ``--help``; ``NAME``
-carries it out and returns the exit status. Only the module with the options of the given command loads.
+carries it out and returns the exit status. Only the module of the given command loads.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ COMMANDS = {
         "what a data file holds, what commands would refuse in it, and what would weaken privacy",
     ),
     "demo": ("demo", "two kinds of private answers from a generated clinic inbox, with the embedded model"),
-    "answer": ("options", "answer questions from your own examples"),
-    "fit": ("options", "fit a classifier on your own examples once, and ask it for ever"),
-    "synthesize": ("options", "write public demonstrations from your own examples"),
+    "answer": ("answer", "answer questions from your own examples"),
+    "fit": ("head", "fit a classifier on your own examples once, and ask it for ever"),
+    "synthesize": ("answer", "write public demonstrations from your own examples"),
     "advise": (".lab.advise", "which mechanism suits your numbers, and which epsilon and delta to choose"),
     "plan": ("plan", "what a privacy target allows: rate, noise, cost, chance that noise flips a vote"),
     "budget": ("budget", "show what was spent: budgets, history, receipts, exports"),
@@ -45,7 +45,7 @@ COMMANDS = {
     "evaluate": (".lab.measure", "measure private answers on a task with known answers"),
     "audit": (".lab.measure", "attack the mechanisms: a lower bound on epsilon beside the claimed one"),
 }
-"""The module of each command's options, and what the command does. The lab's are found here alone."""
+"""The module of each command, and what the command does. The lab's are found here alone: nothing else imports it."""
 
 
 def lab(module: str) -> Any:
@@ -119,7 +119,7 @@ READING = ("delimiter", "encoding", "skip_bad")
 def check_only(options: argparse.Namespace, used: set[str], instead: str) -> None:
     """Refuse every option but the ``used`` ones. ``instead``: the option that takes their place."""
     for name, usual in vars(parse([options.command])).items():
-        if name not in {*used, "run", "json", "answered"} and (value := getattr(options, name)) != usual:
+        if name not in {*used, "json", "answered"} and (value := getattr(options, name)) != usual:
             raise InvalidParameter(flag(name), value, f"left out with {instead}")
 
 
@@ -143,11 +143,6 @@ def add_run(parser: Any, run: Callable[[argparse.Namespace], int]) -> None:
     """
     parser.set_defaults(run=run, answered=dict)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-
-
-def later(module: str, name: str) -> Callable[[argparse.Namespace], int]:
-    """A function of a module of this package, which loads when the function is called."""
-    return lambda options: int(getattr(import_module(module, __name__), name)(options))
 
 
 def flag(option: str) -> str:

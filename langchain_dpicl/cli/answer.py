@@ -6,46 +6,84 @@ import argparse
 import sys
 import time
 import warnings
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-from tqdm import tqdm
-
-from langchain_dpicl import (
-    DemonstrationTemplate,
-    DPSampler,
-    ExemplarStore,
-    PoissonExampleSelector,
-    PrivateHead,
-    TransformersLogits,
-    local,
-    synthesize_demonstrations,
+from langchain_dpicl.cli import (
+    READING,
+    add_model,
+    add_private_data,
+    add_run,
+    add_store,
+    check_only,
+    chosen,
+    given,
+    holds_records,
+    show,
 )
-from langchain_dpicl.cli import READING, check_only, chosen, given, holds_records, show
 from langchain_dpicl.cli.data import keys_of, notes_of, private_store, read_file
-from langchain_dpicl.cli.head import answer_by_head
-from langchain_dpicl.cli.kinds import spec_of
-from langchain_dpicl.cli.session import Session, known_answers, open_budget, shortened, writer
-from langchain_dpicl.decoding import Made
 from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
-from langchain_dpicl.members.chains import read_lines
-from langchain_dpicl.privacy import PrivacyPlan
-from langchain_dpicl.release.advice import poor_plan
-from langchain_dpicl.release.base import releases_in
-from langchain_dpicl.release.transaction import acting_for
-from langchain_dpicl.serving.config import read
-from langchain_dpicl.store.datacheck import NO_KEYS
-from langchain_dpicl.store.records import RecordKeys
+from langchain_dpicl.parameters import kinds
+
+if TYPE_CHECKING:
+    from langchain_dpicl import PrivateHead
+    from langchain_dpicl.cli.session import Session
+    from langchain_dpicl.privacy import PrivacyPlan
+
+
+def answer_options(parser: Any) -> None:
+    """Label new texts by a noisy vote of model calls that see private examples from your file, or write texts in the
+    style of the examples' outputs.
+
+    examples:
+      dpicl answer --data tickets.jsonl --labels billing,technical --epsilon 3 --question "My card was charged twice"
+      dpicl answer --data tickets.jsonl --labels billing,technical --epsilon 1 --calls 20 --prior zero_shot \\
+        --test held-out.jsonl
+      dpicl answer --data tickets.jsonl --labels billing,technical --epsilon 1 --mode label-vote --threshold 0.4 \\
+        --eligible 50 --test held-out.jsonl
+      dpicl answer --data reviews.csv --labels negative,positive --epsilon 1 --test held-out.csv
+      dpicl answer --data notes.jsonl --mode embedding --epsilon 3 --output-key note --question "Patient: I cough"
+      dpicl answer --mode head --head head.npz --test held-out.csv
+      dpicl answer --config server.yaml --question "My card was charged twice"
+
+    --config asks what `dpicl serve` would answer, from the same store and on the same budget.
+    """
+    add_run(parser, answer)
+    parser.add_argument("--config", metavar="FILE", help="a server's file, instead of all options but the questions'")
+    parser.add_argument("--caller", metavar="NAME", help="with --config: the caller who asks (default: anonymous)")
+    add_private_data(parser, "text", "label", required=False)
+    add_store(parser)
+    parser.add_argument("--head", metavar="FILE", help="what `dpicl fit` has written (mode head: nothing is charged)")
+    parser.add_argument("--releases", type=int, default=1000, help="how many answers the budget is for (default 1000)")
+    parser.add_argument("--tickets", action="store_true", help="--releases counts each owner's, not the questions")
+    parser.add_argument("--accept-noise", action="store_true", help="go on even if the plan is all noise")
+    parser.add_argument("--question", action="append", default=[], help="a text to answer; may be repeated")
+    parser.add_argument("--test", help="a file with the right answers: prints scores, beside what is NOT private")
+    parser.add_argument("--held-out", type=int, default=0, help="keep this many owners of --data out, as the test")
+    parser.add_argument("--limit", type=int, help="use only the first N test records")
+    parser.add_argument("--compare", action="store_true", help="show answers that are NOT private beside --question's")
+    add_model(parser, "the usual one")
+    if {"-h", "--help"} & {*parser.given} and not any(word.startswith("--mode") for word in parser.given):
+        names = ", ".join([*kinds(), "documents", "head"])  # to import them would take most of the time
+        more = "`dpicl answer --mode KIND --help` has the options of kinds"
+        parser.add_argument("--mode", metavar="KIND", help=f"the kind of answer (default vote): {names}; {more}")
+        return
+    from langchain_dpicl.cli.kinds import add_kinds
+
+    add_kinds(parser)
 
 
 def answer(options: argparse.Namespace) -> int:
     """Answer the questions, then the test."""
+    from langchain_dpicl.cli.kinds import spec_of
+    from langchain_dpicl.cli.session import Session, known_answers, open_budget, writer
 
     if options.limit is not None and options.limit < 1:
         raise InvalidParameter("--limit", options.limit, "at least 1")
     if options.config:
         return _answer_as_served(options)
     if options.mode == "head":
+        from langchain_dpicl.cli.head import answer_by_head
+
         return answer_by_head(options)
     for name in ("data", "epsilon"):
         if getattr(options, name) is None:
@@ -78,6 +116,7 @@ def answer(options: argparse.Namespace) -> int:
 
 def _asked(session: Session, known: list[tuple[str, str]]) -> int:
     """Say what an answer is made of; ask the questions, then the test."""
+    from langchain_dpicl.release.advice import poor_plan
 
     options, release = session.options, session.release
     selector, budget, line = release.selector, release.budget, release.line()
@@ -97,6 +136,12 @@ def _asked(session: Session, known: list[tuple[str, str]]) -> int:
 
 def _answer_as_served(options: argparse.Namespace) -> int:
     """Ask what a server's file describes, as its caller."""
+    from langchain_dpicl.cli.head import answer_by_head
+    from langchain_dpicl.cli.session import Session, known_answers
+    from langchain_dpicl.release.base import releases_in
+    from langchain_dpicl.release.transaction import acting_for
+    from langchain_dpicl.serving.config import read
+    from langchain_dpicl.store.records import RecordKeys
 
     check_only(options, {"config", "caller", "question", "test", "limit", "compare", *READING}, "--config")
     if not options.question and not options.test:
@@ -115,8 +160,47 @@ def _answer_as_served(options: argparse.Namespace) -> int:
         return _asked(Session(release, options), known_answers(tests, keys, outputs))
 
 
+def synthesize_options(parser: Any) -> None:
+    """Write an output for each public input, token by token, in the style of the private examples' outputs. The pairs
+    are public: show them to any model, as often as you like, at no further cost.
+
+    examples:
+      dpicl synthesize --data notes.jsonl --inputs topics.txt --epsilon 3 --output demonstrations.jsonl
+      dpicl synthesize --data reviews.csv --input-key text --output-key reply --inputs public.csv --epsilon 1 \\
+        --max-tokens 60 --owner-key customer --output demonstrations.jsonl
+
+    Run the same command again to resume an interrupted job; finished texts are not charged again.
+    """
+    from langchain_dpicl.local import DEFAULT_MODEL
+
+    add_run(parser, synthesize)
+    add_private_data(parser, "input", "output")
+    parser.add_argument("--inputs", required=True, help="public inputs: such a file, or a text with one a line")
+    parser.add_argument("--output", required=True, help="the file for the demonstrations, as JSON lines")
+    parser.add_argument("--tokens", type=int, help="how many the budget is for (default: inputs times --max-tokens)")
+    parser.add_argument("--max-tokens", type=int, default=25, help="the longest output (default 25)")
+    parser.add_argument("--min-tokens", type=int, help="the shortest output (default: the sampler's)")
+    parser.add_argument("--shots", type=int, default=4, help="expected owners per token, 2 or more (default 4)")
+    parser.add_argument("--top-k", type=int, help="candidates per token (default: the sampler's)")
+    stop = "a text that ends an output; may be repeated (default: an empty line)"
+    parser.add_argument("--stop", action="append", help=stop)
+    parser.add_argument("--input-name", help="the word before an input in a prompt, such as Data (default: its key)")
+    parser.add_argument("--output-name", help="the word before an output, such as Description (default: its key)")
+    parser.add_argument("--limit", type=int, help="use only the first N inputs")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="an embedded model, a GGUF file or a folder")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+
+
 def synthesize(options: argparse.Namespace) -> int:
     """Write the demonstrations. Returns 1 if inputs stay unanswered."""
+    from tqdm import tqdm
+
+    from langchain_dpicl import synthesize_demonstrations
+    from langchain_dpicl.cli.session import shortened
+    from langchain_dpicl.decoding import Made
+    from langchain_dpicl.members.chains import read_lines
+    from langchain_dpicl.release.advice import poor_plan
+    from langchain_dpicl.store.datacheck import NO_KEYS
 
     started, made = time.monotonic(), []
     if options.limit is not None and options.limit < 1:
@@ -183,6 +267,11 @@ def synthesize(options: argparse.Namespace) -> int:
 
 def _sampler(options: argparse.Namespace, inputs: int) -> Any:
     """Open the store, the budget and the model."""
+    import numpy as np
+
+    from langchain_dpicl import DemonstrationTemplate, DPSampler, ExemplarStore, PoissonExampleSelector, local
+    from langchain_dpicl.cli.session import open_budget
+    from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 
     def tokens(plan: PrivacyPlan | None) -> int:
         """As given, as frozen, or enough for every input."""

@@ -9,13 +9,13 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.budget import PrivacyBudget, upkeep
-from langchain_dpicl.budget.terms import ticket_bins
 from langchain_dpicl.cli import add_ledger, add_run, add_witness, lab, show
 from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
-from langchain_dpicl.store.store import ExemplarStore, address
+
+if TYPE_CHECKING:
+    from langchain_dpicl.budget.upkeep import LedgerReport
 
 
 def budget_options(parser: Any) -> None:
@@ -61,8 +61,14 @@ def budget_options(parser: Any) -> None:
     recover.add_argument("--keep-count", action="store_true", help=keep)
 
 
+def _open(options: argparse.Namespace) -> closing[LedgerReport]:
+    from langchain_dpicl.budget.upkeep import LedgerReport
+
+    return closing(LedgerReport(options.ledger))
+
+
 def _show(options: argparse.Namespace) -> int:
-    with closing(upkeep.LedgerReport(options.ledger)) as report:
+    with _open(options) as report:
         found = report.show(options.name)
         if options.plot:
             states = {budget["name"]: budget for budget in found["budgets"]}
@@ -106,7 +112,7 @@ def _line(name: str, state: dict[str, Any]) -> str:
 def _history(options: argparse.Namespace) -> int:
     if options.last is not None and options.last < 1:
         raise InvalidParameter("--last", options.last, "a number >= 1")
-    with closing(upkeep.LedgerReport(options.ledger)) as report:
+    with _open(options) as report:
         rows = sorted(report.history(options.name), key=lambda row: (row["time"], row["budget"], row["number"]))
     rows = rows[-(options.last or 0) :]
     lines = []
@@ -118,7 +124,7 @@ def _history(options: argparse.Namespace) -> int:
 
 
 def _receipt(options: argparse.Namespace) -> int:
-    with closing(upkeep.LedgerReport(options.ledger)) as report:
+    with _open(options) as report:
         receipt = report.receipt(options.id)
     if receipt is None or options.name not in (None, receipt["budget"]):
         raise InvalidParameter("id", options.id, "the id of a release of this ledger whose receipt was recorded")
@@ -129,8 +135,9 @@ def _receipt(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     """Write the rows as they are read: a ledger may hold millions."""
+    from langchain_dpicl.budget.upkeep import FIELDS
 
-    with closing(upkeep.LedgerReport(options.ledger)) as report:
+    with _open(options) as report:
         rows = report.history(options.name)
         if options.format == "json" or options.json:
             print("[", end="")
@@ -138,7 +145,7 @@ def _export(options: argparse.Namespace) -> int:
                 print(f"{',' if i else ''}\n  {json.dumps(row)}", end="")
             print("\n]")
         else:
-            writer = csv.DictWriter(sys.stdout, upkeep.FIELDS)
+            writer = csv.DictWriter(sys.stdout, FIELDS)
             writer.writeheader()
             writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
     return 0
@@ -150,7 +157,9 @@ def _cell(value: object) -> object:
 
 
 def _tickets(options: argparse.Namespace) -> int:
-    with closing(upkeep.LedgerReport(options.ledger)) as report:
+    from langchain_dpicl.budget.terms import ticket_bins
+
+    with _open(options) as report:
         found = report.tickets(options.name)
     lines, panels = [found["private"]], []
     for line, by_principal in found["lines"].items():
@@ -180,6 +189,8 @@ def _tickets(options: argparse.Namespace) -> int:
 
 
 def _remove(options: argparse.Namespace) -> int:
+    from langchain_dpicl.budget import PrivacyBudget
+
     with closing(PrivacyBudget.open(options.name, options.ledger, witness=options.witness)) as budget:
         budget.remove()
         facts = {"ledger": budget._ledger.shown, "removed": options.name}
@@ -190,8 +201,9 @@ def _recover(options: argparse.Namespace) -> int:
     """Stop every process that uses the ledger first. If the ledger is damaged or gone, put a whole copy in its place.
     Everything that the copy may lack then counts as spent: up to the witness's marks, or without a witness every plan
     of the ledger as a whole."""
+    from langchain_dpicl.budget.upkeep import recover
 
-    found = upkeep.recover(options.ledger, options.witness, keep_count=options.keep_count)
+    found = recover(options.ledger, options.witness, keep_count=options.keep_count)
     how = " (the ledger is believed)" if options.keep_count else " (there was none: every plan counts as spent)"
     if found["had_witness"]:
         how = ""
@@ -228,6 +240,9 @@ def forget_options(parser: Any) -> None:
 
 def forget(options: argparse.Namespace) -> int:
     """Forget the owner. Returns 1 if a ledger could not be reached."""
+    from langchain_dpicl.budget import upkeep
+    from langchain_dpicl.store.store import ExemplarStore, address
+
     owner = sys.stdin.readline().rstrip("\r\n") if options.owner == "-" else options.owner
     if not owner:
         raise InvalidParameter("--owner", "", "the owner's key, as the records had it")

@@ -8,19 +8,16 @@ import sys
 import textwrap
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl import local
-from langchain_dpicl.aggregators.votes import reader_of
 from langchain_dpicl.cli import add_model, add_reading, add_run, chosen, model_of, show
-from langchain_dpicl.decoding.documents import Documents, document_template, logits_of
-from langchain_dpicl.privacy.checks import whole
-from langchain_dpicl.store import ExemplarStore
-from langchain_dpicl.store.datacheck import Checked, check_file
-from langchain_dpicl.store.datafile import Reading, number_words, problems_of
-from langchain_dpicl.store.kept import store_of
-from langchain_dpicl.store.notes import DataNotes
-from langchain_dpicl.store.records import RecordKeys, too_long
+
+if TYPE_CHECKING:
+    from langchain_dpicl.store import ExemplarStore
+    from langchain_dpicl.store.datacheck import Checked
+    from langchain_dpicl.store.datafile import Reading
+    from langchain_dpicl.store.notes import DataNotes
+    from langchain_dpicl.store.records import RecordKeys
 
 _MOST_LABELS = 20
 _LONGEST_LABEL = 40
@@ -28,14 +25,16 @@ _LONGEST_LABEL = 40
 
 def reading_of(options: argparse.Namespace) -> Reading:
     """These options."""
+    from langchain_dpicl.store.datafile import Reading
 
     return Reading(**chosen(options, "delimiter", "encoding", "skip_bad"))
 
 
-def keys_of(options: argparse.Namespace) -> RecordKeys:
+def keys_of(options: argparse.Namespace, *, has_owner: bool = True) -> RecordKeys:
     """The keys of a record."""
+    from langchain_dpicl.store.records import RecordKeys
 
-    return RecordKeys(options.input_key, options.output_key or None, options.owner_key)
+    return RecordKeys(options.input_key, options.output_key or None, options.owner_key if has_owner else None)
 
 
 def read_file(
@@ -67,6 +66,10 @@ def checked_file(
     **outputs: Any,
 ) -> Checked:
     """The file, read and checked as every command does it. ``outputs``: what they have to be, for `check_file`."""
+    from langchain_dpicl import local
+    from langchain_dpicl.aggregators.votes import reader_of
+    from langchain_dpicl.store.datacheck import check_file
+    from langchain_dpicl.store.records import too_long
 
     how: dict[str, Any] = {"is_private": is_private, "label_of": reader_of(labels), **outputs}
     how["too_long"] = partial(too_long, local.local_embeddings()) if is_private else None
@@ -86,6 +89,8 @@ def note(options: argparse.Namespace, text: str) -> None:
 
 def private_store(options: argparse.Namespace, records: list[dict[str, Any]]) -> ExemplarStore:
     """The store of these records: in memory, or that of ``--store``, made equal to them."""
+    from langchain_dpicl import local
+    from langchain_dpicl.store.kept import store_of
 
     model, say = local.local_embeddings(), partial(note, options)
     beside = notes_of(options)
@@ -94,6 +99,7 @@ def private_store(options: argparse.Namespace, records: list[dict[str, Any]]) ->
 
 def notes_of(options: argparse.Namespace) -> list[DataNotes]:
     """The notes of the data file."""
+    from langchain_dpicl.store.notes import DataNotes
 
     return DataNotes.beside(options.data, options.notes)
 
@@ -131,6 +137,7 @@ def check_data_options(parser: Any) -> None:
 
 def check_data(options: argparse.Namespace) -> int:
     """Check the file. Returns 1 if it has records that cannot be used."""
+    from langchain_dpicl.store.datafile import number_words, problems_of
 
     labels = [label.strip() for label in options.labels.split(",")] if options.labels else None
     checked = checked_file(options, options.data, keys_of(options), labels)
@@ -186,6 +193,10 @@ def check_data(options: argparse.Namespace) -> int:
 
 def _note_documents(options: argparse.Namespace, checked: Checked) -> None:
     """Note which documents `DPSampler.over_documents` leaves out."""
+    from langchain_dpicl.decoding.documents import Documents, document_template, logits_of
+    from langchain_dpicl.privacy.checks import whole
+    from langchain_dpicl.store.datafile import number_words
+
     question = whole("--question-tokens", options.question_tokens)
     answer = whole("--max-tokens", options.max_tokens)
     key = options.input_key

@@ -1,4 +1,4 @@
-"""The commands ``fit``, and ``answer --mode head``: a classifier that is released once, and answers for ever."""
+"""The command ``fit``, and ``answer --mode head``: a classifier that is released once, and answers for ever."""
 
 from __future__ import annotations
 
@@ -8,18 +8,68 @@ import math
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl import LabelScores, PrivateHead, local
-from langchain_dpicl.aggregators.votes import reader_of
-from langchain_dpicl.cli import READING, check_apart, check_only, given, holds_records, model_of, show
+from langchain_dpicl.cli import (
+    READING,
+    add_model,
+    add_parameters,
+    add_private_data,
+    add_run,
+    add_store,
+    check_apart,
+    check_only,
+    given,
+    holds_records,
+    model_of,
+    show,
+)
 from langchain_dpicl.cli.data import keys_of, private_store, read_file
-from langchain_dpicl.cli.options import FIT
-from langchain_dpicl.cli.session import known_answers, open_budget, receipt_words, shortened
 from langchain_dpicl.durable import replacing
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.members.chains import read_lines
-from langchain_dpicl.once.fitting import FitReport
+from langchain_dpicl.parameters import parameters_of
+
+if TYPE_CHECKING:
+    from langchain_dpicl import PrivateHead
+    from langchain_dpicl.once.fitting import FitReport
+
+_FIT = parameters_of("once/head.py", "PrivateHead", "fit")
+
+
+def fit_options(parser: Any) -> None:
+    """Fit a classifier on private examples once. It then labels any number of texts: no model calls, no noise and no
+    charge for an answer.
+
+    examples:
+      dpicl fit --data tickets.jsonl --labels billing,technical --epsilon 1 --output head.npz
+      dpicl fit --data reviews.csv --labels negative,positive --epsilon 1 --delta 1e-6 --owner-key user --output h.npz
+      dpicl answer --mode head --head head.npz --question "My card was charged twice"
+      dpicl fit --data reviews.csv --labels negative,positive --epsilon 1 --output h.npz --public texts.txt \\
+        --model smollm2-135m-instruct --score-prompt 'Review: {input}\\nSentiment:'
+
+    Run the same command again to resume an interrupted fit; it is charged once.
+    """
+    add_run(parser, fit)
+    add_private_data(parser, "text", "label")
+    add_store(parser)
+    add_parameters(
+        parser,
+        {name: each for name, each in _FIT.items() if name not in ("input_key", "line", "progress")},
+        required=["output"],
+        labels=" (separated by commas)",
+        public=" (a file: one a line, or records)",
+        owners=" (default: as the budget, else as the file)",
+        output=" (.npz)",
+    )
+    parser.add_argument("--fits", type=int, default=1, help="how many fits the budget is for (default 1)")
+    parser.add_argument("--report", metavar="FILE", help="private: how many records were left out, for the operator")
+    parser.add_argument(
+        "--score-prompt",
+        metavar="TEMPLATE",
+        help="a prompt with {input}, such as 'Review: {input}\\nSentiment:': the model's scores of the labels after it "
+        "are features, too (needs --public and --model; slow: one call for each record)",
+    )
+    add_model(parser, "none")
 
 
 def _model(options: argparse.Namespace) -> Any:
@@ -29,6 +79,9 @@ def _model(options: argparse.Namespace) -> Any:
 
 def fit(options: argparse.Namespace) -> int:
     """Fit the head and write its file."""
+    from langchain_dpicl import LabelScores, PrivateHead
+    from langchain_dpicl.cli.session import open_budget, receipt_words
+    from langchain_dpicl.members.chains import read_lines
 
     started = time.monotonic()
     check_apart(options, "public")
@@ -47,7 +100,7 @@ def fit(options: argparse.Namespace) -> int:
     store = private_store(options, read_file(options, options.data, keys_of(options), labels, is_private=True))
     budget = open_budget(options, store, lambda _: options.fits, "-head")
     made = {"store": store, "labels": labels, "budget": budget, "public": public, "scores": scores}
-    asked = given(options, *FIT.keys() & vars(options).keys())
+    asked = given(options, *_FIT.keys() & vars(options).keys())
     head = PrivateHead.fit(**asked | made, progress=options.private_notes)
     if options.report is not None:
         _write_report(options.report, head.fit_report)
@@ -82,6 +135,10 @@ def _write_report(path: str, report: FitReport | None) -> None:
 
 def answer_by_head(options: argparse.Namespace, head: PrivateHead | None = None) -> int:
     """Answer the questions, then the test. ``head``: that of a server's file, instead of the options'."""
+    from langchain_dpicl import PrivateHead, local
+    from langchain_dpicl.aggregators.votes import reader_of
+    from langchain_dpicl.cli.session import known_answers, receipt_words, shortened
+
     started = time.monotonic()
     if head is None:
         used = {"mode", "head", "question", "test", "limit", "input_key", "output_key", "model", "model_url", *READING}

@@ -8,14 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from langchain_dpicl import SealedRelease
 from langchain_dpicl.cli import add_reading, add_run, show
 from langchain_dpicl.cli.data import read_file
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.release.base import releases_in
-from langchain_dpicl.serving.config import read
-from langchain_dpicl.store.datacheck import NO_KEYS
-from langchain_dpicl.store.records import RecordKeys
 
 
 def rehearse_options(parser: Any) -> None:
@@ -41,6 +36,12 @@ def rehearse_options(parser: Any) -> None:
 
 def rehearse(options: argparse.Namespace) -> int:
     """Rehearse every sealed release of the chain."""
+    from langchain_dpicl import SealedRelease
+    from langchain_dpicl.release.base import releases_in
+    from langchain_dpicl.serving.config import read
+    from langchain_dpicl.store.datacheck import NO_KEYS
+    from langchain_dpicl.store.records import RecordKeys
+
     settings = read(options.config)
     if options.examples and settings.store is not None:
         for private in filter(None, (settings.store.file, settings.store.data)):

@@ -14,7 +14,8 @@ from letters import ALPHABET, END, no_more, spelling
 from table_model import TableModel
 
 from langchain_dpicl import Demonstrations, PrivacyBudget
-from langchain_dpicl.cli import answer, main
+from langchain_dpicl.cli import main
+from langchain_dpicl.decoding.backends import transformers_model
 
 SECRET = "CANARY-mrs-alder"
 
@@ -25,7 +26,7 @@ Run = Callable[..., tuple[int, str, str]]
 def model(monkeypatch: pytest.MonkeyPatch) -> TableModel:
     """Stands for every model. Writes "ab", in three tokens."""
     made = TableModel(spelling("ab"), ALPHABET, frozenset({END}))
-    monkeypatch.setattr(answer, "TransformersLogits", lambda name, dtype: made)
+    monkeypatch.setattr(transformers_model, "TransformersLogits", lambda name, dtype: made)
     return made
 
 

@@ -15,8 +15,7 @@ from plan_command import answer, run
 
 from langchain_dpicl import PoissonExampleSelector, PrivacyBudget, PrivateHead
 from langchain_dpicl.aggregators import KINDS
-from langchain_dpicl.cli import main, parse
-from langchain_dpicl.cli import options as fit_options
+from langchain_dpicl.cli import head, main, parse
 from langchain_dpicl.cli import plan as plan_module
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.parameters import Parameter, kinds, parameters_of, sentence, words_of
@@ -99,8 +98,7 @@ def test_a_new_parameter_of_a_fit_has_its_option_and_reaches_the_fit(
         "volume": Parameter("float | None", "0.5", "How loud, from 1 to 9. Not more."),
         "gate": Parameter("Gate", None, ""),
     }
-    for name, parameter in new.items():
-        monkeypatch.setitem(fit_options.FIT, name, parameter)
+    monkeypatch.setattr(head, "_FIT", {**head._FIT, **new})
     monkeypatch.setattr(PrivateHead, "fit", fit)
     monkeypatch.chdir(tmp_path)
     Path("d.csv").write_text("text,label\n" + "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(4)))
