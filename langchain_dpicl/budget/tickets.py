@@ -217,9 +217,8 @@ class OwnerMarks:
             key = self.key_for(store)
             with store.reading() as view:
                 marks[unknown] = [mark.hex().encode() for mark in view.marks(owners[unknown], key)]
-            with self._lock:
-                if self._changes == since:
-                    known.update(zip(owners[unknown].tolist(), marks[unknown].tolist(), strict=True))
+            with self._lock:  # if all marks were forgotten meanwhile, nobody reads these
+                known.update(zip(owners[unknown].tolist(), marks[unknown].tolist(), strict=True))
         there = marks != b""
         return EligibleOwners(store, owners[there], marks[there], since)
 

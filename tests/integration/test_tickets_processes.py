@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 import by_hand  # noqa: F401
@@ -20,7 +21,8 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from ledger_files import AFTER_A_KILL, key_file_of
 
 from langchain_dpicl import ExemplarStore, PrivacyBudget
-from langchain_dpicl.budget.tickets import TicketLine
+from langchain_dpicl.budget.tickets import OwnerMarks, TicketLine
+from langchain_dpicl.store.base import owner_mark
 
 spawn = multiprocessing.get_context("spawn")
 TICKETS, OWNERS, ROUNDS, THREADS = 5, 60, 12, 2
@@ -249,3 +251,37 @@ def test_queries_that_do_not_see_each_others_tickets_are_caught(any_url: str, mo
 
     monkeypatch.setattr(TicketLine, "use", use)
     assert last_tickets(any_url, True) == [["ann", "bob"], ["ann", "bob", "cec"], ["ann", "bob"]]
+
+
+# -- forgetting at once ------------------------------------------------------------------------------------------------
+
+
+def test_a_forgetting_waits_for_the_charge_that_has_found_its_owner(
+    any_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would remove the row first, and the charge would write it again: a mark that outlives its owner."""
+    store, budget = store_of(["ann", "bob"]), opened(any_url)
+    charge(budget, store, [0, 1])
+    tickets = budget.line("vote", 0.5).tickets
+    assert tickets is not None
+    marks = tickets.marks
+    hold = OwnerMarks.hold
+    threads: list[threading.Thread] = []
+
+    def forget() -> None:
+        end = marks.leave([marks.key_for(store)], partial(owner_mark, content=b"ann", named=True))
+        assert end is not None
+        end()
+
+    def meanwhile(self: OwnerMarks, connection: Any) -> Any:
+        found = hold(self, connection)
+        if not threads:
+            threads.append(threading.Thread(target=forget))
+            threads[0].start()
+            threads[0].join(0.5)
+        return found
+
+    monkeypatch.setattr(OwnerMarks, "hold", meanwhile)
+    assert charge(budget, store, [0, 1]) == ["ann", "bob"]
+    threads[0].join(30)
+    assert query(any_url, "SELECT used FROM dpicl_tickets") == [(2,)], "bob's row alone"

@@ -62,9 +62,9 @@ def test_a_ledger_in_memory_has_no_witness() -> None:
         PrivacyBudget(1.0, 1e-5, 10, "sqlite:///x.db", witness=3)  # type: ignore[arg-type]
 
 
-def payers(line: Any, store: Any) -> int:
+def payers(line: Any, store: Any, **options: Any) -> int:
     """How many owners take part in an answer for which all are eligible."""
-    (entry,) = line.charge(owners=[line.ask(store, numbers_of(store))])
+    (entry,) = line.charge(owners=[line.ask(store, numbers_of(store))], **options)
     return int(entry.participants.take().size)
 
 
@@ -81,6 +81,9 @@ def test_without_a_witness_the_whole_plan_counts_for_every_principal(
     owners = PrivacyBudget(1000.0, 1e-5, 2, ledger_url, "owners", tickets=True)
     owners.line("vote", 0.5)
     owners.close()
+    both = PrivacyBudget(1000.0, 1e-5, 2, ledger_url, "both", tickets=True, scope="per_principal")
+    both.line("vote", 0.5)
+    both.close()
     Path(f"{ledger_url.removeprefix('sqlite:///')}.witness").unlink()
     with pytest.raises(LedgerError, match="no witness"):
         PrivacyBudget.open("callers", ledger_url)
@@ -93,6 +96,8 @@ def test_without_a_witness_the_whole_plan_counts_for_every_principal(
             line.charge(principal=who)
     paying = PrivacyBudget.open("owners", ledger_url).line("vote", 0.5)
     assert payers(paying, store_of(records(3))) == 0, "nobody has a ticket left"
+    of_each = PrivacyBudget.open("both", ledger_url).line("vote", 0.5)
+    assert payers(of_each, store_of(records(3)), principal="bob") == 0, "nor in the counter of somebody new"
 
 
 def test_a_charge_whose_process_was_killed_costs_every_owner_a_ticket(
