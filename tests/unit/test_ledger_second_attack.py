@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from langchain_dpicl import InvalidParameter, LedgerError, PrivacyBudget
+from langchain_dpicl.budget.witness import CounterKey, Mark, Witness
 from langchain_dpicl.sql import Database
 
 
@@ -165,6 +166,17 @@ def test_a_charge_that_was_interrupted_after_its_commit_keeps_its_interval(
     shutil.copy(tmp_path / "old.db", path)
     again = opened(ledger_url, witness=tmp_path / "w").line("vote", 0.5)
     assert again.remaining() == 4
+
+
+def test_an_interval_is_withdrawn_only_as_it_was_moved(tmp_path: Path) -> None:
+    """A recovery by an older reading may write an earlier beginning beside a later end."""
+    key = CounterKey("p", "vote", "", "0")
+    with contextlib.closing(Witness(f"sqlite:///{tmp_path}/w")) as witness:
+        witness.begin()
+        assert witness.follow(key, 2, 3) is None
+        witness.write([Mark(key, 2, 9)])
+        witness.withdraw(key, 2, 5)
+        assert witness.marks() == [Mark(key, 2, 9)]
 
 
 def read(path: Path, query: str) -> list[str]:
