@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -105,7 +107,8 @@ class StoreDatabase(sql.Database):
     def _is_database(self) -> bool:
         """False if SQLite cannot open the file, or finds something else in it. Raises `OSError` if it is not there."""
         path = str(self.path)
-        os.stat(path)
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
         not_one = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN)
         try:
             with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as connection:
@@ -114,7 +117,8 @@ class StoreDatabase(sql.Database):
             return error.sqlite_errorcode & 0xFF not in not_one
         return True
 
-    _check = staticmethod(shut.check_records)
+    def _check(self) -> None:
+        shut.check_records()
 
     def _warn_of_memory(self) -> None:
         pass

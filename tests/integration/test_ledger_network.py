@@ -94,14 +94,16 @@ def test_a_charge_waits_for_the_new_primary(postgres_url: str, terminate: Any) -
 
 
 def test_a_store_is_not_left_with_a_server_that_is_read_only(
-    shared_store: Callable[..., PostgresExemplarStore], pgvector_url: str
+    shared_store: Callable[..., PostgresExemplarStore], pgvector_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pgvector_server import ask
+
+    monkeypatch.setattr(Database, "retry_seconds", 0.5)
 
     store = shared_store([{"input": f"text {i}", "output": "a", "owner": f"owner {i}"} for i in range(4)])
     name = sa.make_url(pgvector_url).database
     ask(pgvector_url, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-    store._connections._engine.dispose()
+    store._database._engine.dispose()
     with pytest.raises(StoreError, match="25006"):
         store.forget("owner 1")
     name_it = f"ALTER DATABASE {name} SET default_transaction_read_only = off"
