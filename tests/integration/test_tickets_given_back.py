@@ -17,6 +17,7 @@ import by_hand  # noqa: F401
 import numpy as np
 import pytest
 from ledger_files import AFTER_A_KILL, key_file_of
+from moments import marks_of
 from test_tickets_processes import query, store_of
 from tickets_on_disk import path_of
 
@@ -90,7 +91,7 @@ def check(url: str, logs: list[Path]) -> int:
         back += given > 0
     assert drawn.max() <= TICKETS, "nobody took part in more tokens than it has tickets for"
     key = bytes.fromhex(Path(key_file_of(url) or f"{path_of(url)}.key").read_text())
-    marks = store_of(NAMES).marks(np.arange(OWNERS), key)
+    marks = list(marks_of(store_of(NAMES), key).values())
     found = dict(query(url, "SELECT mark, used FROM dpicl_tickets"))
     more = np.array([found.get(mark.hex(), 0) for mark in marks]) - expected
     assert set(more.tolist()) <= {UNITS * i for i in range(untold + 1)}, "to all who paid, and once"
