@@ -86,8 +86,3 @@ class Parting(NamedTuple):
     ids: Sequence[int] = ()
     ends: Sequence[Callable[[], object]] = ()
     failed: Exception | None = None
-
-    def end(self) -> None:
-        """Let the ledgers end it, and nobody else hear of it."""
-        for end in self.ends:
-            end()

@@ -61,20 +61,11 @@ class RecordKeys(NamedTuple):
     owner_key: str | None
 
 
-class HiddenOwners:
-    """Owners' keys, which may be names: their ``repr`` is their number, and they are not pickled or copied."""
+class Owners(Sequence[str]):
+    """The owners' keys, which may be names, in order of first appearance. Private.
 
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} owners>"  # type: ignore[arg-type]
-
-    def __reduce__(self) -> NoReturn:
-        raise UnsafeConfigurationError("owners' keys are not pickled or copied")
-
-
-class Owners(HiddenOwners, Sequence[str]):
-    """The owners' keys, in order of first appearance. Private. No tuple: serialisers write those out."""
+    No tuple: serialisers write those out. Their ``repr`` is their number, and they are not pickled or copied.
+    """
 
     __slots__ = ("_keys",)
 
@@ -86,6 +77,12 @@ class Owners(HiddenOwners, Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._keys[index]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} owners>"
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsafeConfigurationError("owners' keys are not pickled or copied")
 
 
 @dataclass(frozen=True, repr=False)

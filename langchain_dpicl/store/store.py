@@ -139,12 +139,10 @@ class ExemplarStore(OpenStore):
         """A store without exemplars, to be filled by `add`, `maintenance` or `sync_from`. The model embeds one public
         word. Raises `StoreError` for a collection that has content already."""
         keys = RecordKeys(input_key, output_key, owner_key)
-        check_records([], keys, None)
+        nothing = check_records([], keys, None)
         _check_free(url, name)
-        none = embed(embeddings, ["word"])[:0]
-        return cls._filled(
-            Arrival(check_records([], keys, None), none, ()), embeddings, url, name, keys, batch, vectors_in_memory
-        )
+        arrival = Arrival(nothing, embed(embeddings, ["word"])[:0], ())
+        return cls._filled(arrival, embeddings, url, name, keys, batch, vectors_in_memory)
 
     @classmethod
     def from_records(
@@ -201,9 +199,7 @@ class ExemplarStore(OpenStore):
             dimension=arrival.matrix.shape[1],
         )
         try:
-            made = store._collection
-            if (made.dimension, made.keys) != (arrival.matrix.shape[1], keys):
-                raise StoreError(f"there is a collection {name!r} of another dimension or with other keys already")
+            tables.check_alike(store._collection, arrival.matrix.shape[1], keys)
             store._database.run(partial(_fill, collection=store._collection, arrival=arrival))
         except BaseException:
             store.close()

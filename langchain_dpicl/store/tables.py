@@ -183,8 +183,7 @@ def make(connection: Connection, name: str, dimension: int, keys: RecordKeys) ->
     if connection.dialect.name == "postgresql":
         direct(connection, "SELECT pg_advisory_xact_lock(:lock)", {"lock": MAKING})
     if (found := check_free(connection, name)) is not None:
-        if (found.dimension, found.keys) != (dimension, keys):
-            raise StoreError(f"there is a collection {name!r} of another dimension or with other keys already")
+        check_alike(found, dimension, keys)
         return found
     made = Collection(name, secrets.token_hex(16), dimension, keys, _with_pgvector(connection))
     define(connection, made)
@@ -199,6 +198,12 @@ def make(connection: Connection, name: str, dimension: int, keys: RecordKeys) ->
     columns = ", ".join(row)
     direct(connection, f"INSERT INTO dpicl_collections ({columns}) VALUES (:{', :'.join(row)})", row)
     return made
+
+
+def check_alike(made: Collection, dimension: int, keys: RecordKeys) -> None:
+    """Raise `StoreError` for a collection of another dimension or with other keys."""
+    if (made.dimension, made.keys) != (dimension, keys):
+        raise StoreError(f"there is a collection {made.name!r} of another dimension or with other keys already")
 
 
 def define(connection: Connection, made: Collection) -> None:
@@ -379,27 +384,17 @@ def _enter(
     contents: dict[str, str] = {}
     if batch.owners is None:
         contents = {name: hash_of(content) for name, content in zip(names, batch.contents, strict=True)}
-    insert_rows(
+    owners = [(known[hashes[name]], encoded(name), hashes[name], contents.get(name)) for name in new]
+    insert_owners(connection, into, owners)
+    insert_exemplars(
         connection,
-        f"{into.owners} (number, name, name_hash, content_hash)",
-        ("int8", "bytea", "text", "text"),
-        [(known[hashes[name]], encoded(name), hashes[name], contents.get(name)) for name in new],
-    )
-    ids_as_documents = [encoded(each) for each in documents]
-    insert_rows(
-        connection,
-        f"{into.exemplars} (id, owner, entry, document, document_hash, content, embedding)",
-        ("int8", "int8", "int8", "bytea", "text", "bytea", "bytea"),
-        zip(
-            ids.tolist(),
-            [known[hashes[name]] for name in names],
-            [counters.entry] * len(ids),
-            [each or None for each in ids_as_documents],
-            [hash_of(each) if each else None for each in ids_as_documents],
-            batch.contents,
-            into.packed(matrix),
-            strict=True,
-        ),
+        into,
+        counters.entry,
+        ids.tolist(),
+        [known[hashes[name]] for name in names],
+        [encoded(each) for each in documents],
+        batch.contents,
+        matrix,
     )
     after = _Counters(
         counters.entry,
@@ -409,7 +404,45 @@ def _enter(
     return ids.tolist(), after
 
 
-def insert_rows(connection: Connection, target: str, types: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
+def insert_owners(
+    connection: Connection,
+    into: Collection,
+    owners: Iterable[tuple[int, bytes, str, str | None]],
+) -> None:
+    """Insert owners: each one's number, name, and the name's hash; the content's too of one who is known by it."""
+    columns = "(number, name, name_hash, content_hash)"
+    _insert(connection, f"{into.owners} {columns}", ("int8", "bytea", "text", "text"), owners)
+
+
+def insert_exemplars(
+    connection: Connection,
+    into: Collection,
+    entry: int,
+    ids: Sequence[int],
+    owners: Sequence[int],
+    documents: Sequence[bytes],
+    contents: Sequence[bytes],
+    matrix: Vectors,
+) -> None:
+    """Insert exemplars of one entry. ``documents`` are their ids as documents, empty for one that has none."""
+    _insert(
+        connection,
+        f"{into.exemplars} (id, owner, entry, document, document_hash, content, embedding)",
+        ("int8", "int8", "int8", "bytea", "text", "bytea", "bytea"),
+        zip(
+            ids,
+            owners,
+            [entry] * len(ids),
+            [each or None for each in documents],
+            [hash_of(each) if each else None for each in documents],
+            contents,
+            into.packed(matrix),
+            strict=True,
+        ),
+    )
+
+
+def _insert(connection: Connection, target: str, types: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
     """Insert rows, in bulk."""
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
@@ -465,7 +498,7 @@ def rows_with(connection: Connection | None, collection: Collection, documents: 
 def _remove(connection: Connection, collection: Collection, entry: int, ids: Sequence[int]) -> None:
     """Delete exemplars, and log it."""
     _delete(connection, f"DELETE FROM {collection.exemplars} WHERE", "id", ids)
-    insert_rows(connection, f"{collection.gone} (entry, id)", ("int8", "int8"), [(entry, id) for id in ids])
+    _insert(connection, f"{collection.gone} (entry, id)", ("int8", "int8"), [(entry, id) for id in ids])
 
 
 def _delete(connection: Connection, statement: str, column: str, values: Sequence[int]) -> None:

@@ -128,26 +128,10 @@ def _fill(connection: Connection, header: Mapping[str, Any], arrays: Arrays) -> 
         for owner, content in zip(owners, contents, strict=True):
             if names[owner].startswith(b"#"):  # the store made this name up
                 unnamed.setdefault(owner, hash_of(content))
-    tables.insert_rows(
-        connection,
-        f"{into.owners} (number, name, name_hash, content_hash)",
-        ("int8", "bytea", "text", "text"),
-        [(number, name, hash_of(name), unnamed.get(number)) for number, name in enumerate(names)],
-    )
-    tables.insert_rows(
-        connection,
-        f"{into.exemplars} (id, owner, entry, document, document_hash, content, embedding)",
-        ("int8", "int8", "int8", "bytea", "text", "bytea", "bytea"),
-        zip(
-            arrays["ids"].tolist(),
-            owners,
-            itertools.repeat(_ENTRY),
-            [each or None for each in documents],
-            [hash_of(each) if each else None for each in documents],
-            contents,
-            into.packed(arrays["vectors"]),
-        ),
-    )
+    rows = [(number, name, hash_of(name), unnamed.get(number)) for number, name in enumerate(names)]
+    tables.insert_owners(connection, into, rows)
+    ids = arrays["ids"].tolist()
+    tables.insert_exemplars(connection, into, _ENTRY, ids, owners, documents, contents, arrays["vectors"])
     direct(
         connection,
         "UPDATE dpicl_collections SET identity = :identity, owner_key = coalesce(:owner_key, owner_key), "
