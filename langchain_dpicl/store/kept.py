@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 _ALIKE = 0.999
 """The least cosine of two embeddings of one text by one model: a remote one may differ in its last digits."""
 
-_ROUNDS = 10
-
 
 class Followed(NamedTuple):
     """The changes that a store took over from its data file. For the operator alone.
@@ -118,9 +116,9 @@ def kept_store(
     store = ExemplarStore(address(url), embeddings, **about, **keys._asdict())
     try:
         with store._database.turn():
-            for key in filter(None, (each.key(make=False) for each in notes)):
+            key = next(filter(None, (each.key(make=False) for each in notes)), None)
+            if key is not None:
                 store._take_key(key)
-                break
             return store, _made_equal(store, keys, batch, _place_of(store), progress)
     except BaseException:
         store.close()
@@ -134,27 +132,14 @@ def _place_of(store: ExemplarStore) -> str:
 
 
 def _made_equal(store: ExemplarStore, keys: RecordKeys, batch: Batch, place: str, progress: bool) -> Followed:
-    """Make a store equal to the records. Raises `InvalidParameter`."""
+    """One change that makes a store equal to the records, of which a forgotten owner's stay out.
+
+    Nobody else follows meanwhile. Raises `InvalidParameter`.
+    """
     own = RecordKeys(store.input_key, store.output_key, store.owner_key)
     if own != keys:
         has = ", ".join(f"{name}={key!r}" for name, key in own._asdict().items())
         raise InvalidParameter("store", place, f"a store of these keys: it has {has}")
-    total = Followed(0, 0, 0, 0)
-    for round in range(_ROUNDS):  # until nothing is left to do: another process may follow at the same time
-        step = _follow(store, batch, place, progress, is_first=round == 0)
-        total = Followed(
-            total.added + step.added,
-            total.removed + step.removed,
-            total.embedded + step.embedded,
-            step.left_out,
-        )
-        if not step.added and not step.removed:
-            break
-    return total
-
-
-def _follow(store: ExemplarStore, batch: Batch, place: str, progress: bool, *, is_first: bool) -> Followed:
-    """One change that makes the store equal to the records, of which a forgotten owner's stay out."""
     with store.reading() as view:
         rows, _ = view.rows_of(view.numbers)
         held, vectors = view.records(rows), view.vectors(rows)
@@ -172,8 +157,7 @@ def _follow(store: ExemplarStore, batch: Batch, place: str, progress: bool, *, i
             place,
             "this data's own store: the data lacks more than half of its texts",
         )
-    if is_first:
-        _check_model(store, known, vectors, place)
+    _check_model(store, known, vectors, place)
     is_named = store.owner_key is not None
     owners = batch.owners or [""] * len(batch.texts)
     stands: dict[tuple[bytes, str], list[str]] = {}
