@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,9 +44,14 @@ def sentence(name: str, description: str) -> str:
     return re.split(r"(?<=[^\s.])[.;](?: |$)", words)[0].replace("`", "").replace("%", "%%")
 
 
+@cache
+def _parsed(file: str) -> ast.Module:
+    return ast.parse((_HERE / file).read_bytes())
+
+
 def parameters_of(file: str, kind: str, method: str = "__init__") -> dict[str, Parameter]:
     """Return the parameters of a method, which it or its class, the ``kind``, describes. ``file``: of this package."""
-    node: Any = ast.parse((_HERE / file).read_bytes())
+    node: Any = _parsed(file)
     docstrings: list[str | None] = []
     for name in (kind, method):
         node = next(each for each in node.body if getattr(each, "name", None) == name)

@@ -55,7 +55,8 @@ async def member(values):
     return f"Positive {prompt}"
 
 
-records = [{"input": f"text {i} {CANARY}", "output": "Positive", "owner": f"{CANARY} {i}"} for i in range(8)]
+# So many owners that no bucket is empty (4e-8): a member without an exemplar is not asked, and does not fail.
+records = [{"input": f"text {i} {CANARY}", "output": "Positive", "owner": f"{CANARY} {i}"} for i in range(64)]
 store = ExemplarStore.from_records(records, DeterministicFakeEmbedding(size=8), owner_key="owner", progress=False)
 selector = PoissonExampleSelector(store, 4, rate=1.0, max_exemplars=8)
 budget = PrivacyBudget(1000, 1e-5, 40, f"sqlite:///{folder}/budget.db", replay=False)
