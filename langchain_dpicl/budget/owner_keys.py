@@ -1,9 +1,8 @@
 """The secret key of owners' marks, which never stands in the ledger that holds the marks.
 
 A plan whose owners pay with tickets knows them by keyed hashes. Beside its key, such a table would prove to its reader
-who is in the data. The key of a store in a file or a database stands there; that of a store made from a data file in
-the file's notes (`store.notes`); that of any other store in memory in the key file: ``<ledger>.key``, or the place that
-`PrivacyBudget` was given. The ledger holds the key's name alone, a hash.
+who is in the data. The key of a store in a file or a database stands there; that of a store in memory in the key file:
+``<ledger>.key``, or the place that `PrivacyBudget` was given. The ledger holds the key's name alone, a hash.
 """
 
 from __future__ import annotations

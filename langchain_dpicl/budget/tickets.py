@@ -137,7 +137,7 @@ class KeyMissing(LedgerError):
     def __init__(self, plan: str) -> None:
         super().__init__(
             f"the budget {plan!r} knows its owners by a key that is not at hand, so the owner's mark stays in its "
-            "ledger: put the key file (or the notes beside the data) back, and run `dpicl forget` for this owner"
+            "ledger: put the key file back, and run `dpicl forget` for this owner"
         )
 
 
@@ -233,13 +233,12 @@ class OwnerMarks:
         """The key of this store's owners in this plan. `LedgerError` if it is not at hand, and nothing is charged."""
         if (known := self._keys.get(store)) is not None:
             return known
-        found = self._ledger.owner_key(self._plan_id, store.mark_keys(make=True), make=True)
+        found = self._ledger.owner_key(self._plan_id, store.mark_keys(), make=True)
         if found is None:
             raise LedgerError(
                 "the owners of this plan are known by another key than this store's, and the key file "
                 f"{str(self._ledger.key_file.path or '')!r} does not hold it either: nothing was charged; use "
-                "the store that the plan was made with (or its data file, with the .dpicl beside it), or put its key "
-                "file back"
+                "the store that the plan was made with, or put its key file back"
             )
         self._keys[store] = found
         return found

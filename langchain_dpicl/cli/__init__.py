@@ -198,12 +198,6 @@ def add_reading(parser: Any) -> None:
     files.add_argument("--skip-bad", action="store_true", help="leave out records that cannot be used")
 
 
-def add_store(parser: Any) -> None:
-    """Declare the store that keeps the embeddings."""
-    kept = "a file, or postgresql://..., that keeps the embeddings of --data; made at first, and follows its changes"
-    parser.add_argument("--store", metavar="FILE.db", help=kept)
-
-
 def add_private_data(parser: Any, input_key: str, output_key: str, *, required: bool = True) -> None:
     """Declare the file with the private examples and its keys, and the budget that protects them."""
     kinds = "JSON lines, CSV or TSV (plain or .gz), or Parquet"
@@ -213,8 +207,8 @@ def add_private_data(parser: Any, input_key: str, output_key: str, *, required: 
     parser.add_argument("--owner-key", help="names the owner of a record (default: each record is its own owner)")
     parser.add_argument("--epsilon", type=float, required=required)
     parser.add_argument("--delta", type=float, help="default: the budget's; for a new one .1 / number of owners")
-    notes = "remembers which budgets were opened on --data (default: FILE.dpicl beside it)"
-    parser.add_argument("--notes", metavar="PATH", help=notes)
+    kept = "a file, or postgresql://..., that keeps --data's embeddings and follows its changes (default: DATA.store)"
+    parser.add_argument("--store", metavar="PATH", help=kept)
     add_ledger(parser, "counts what is spent")
     add_witness(parser)
     parser.add_argument("--name", help="the budget's name in the ledger (default: the file's name)")

@@ -13,14 +13,13 @@ from langchain_dpicl.cli import (
     add_model,
     add_private_data,
     add_run,
-    add_store,
     check_only,
     chosen,
     given,
     holds_records,
     show,
 )
-from langchain_dpicl.cli.data import keys_of, notes_of, private_store, read_file
+from langchain_dpicl.cli.data import keys_of, private_store, read_file
 from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
 from langchain_dpicl.parameters import kinds
 
@@ -51,7 +50,6 @@ def answer_options(parser: Any) -> None:
     parser.add_argument("--config", metavar="FILE", help="a server's file, instead of all options but the questions'")
     parser.add_argument("--caller", metavar="NAME", help="with --config: the caller who asks (default: anonymous)")
     add_private_data(parser, "text", "label", required=False)
-    add_store(parser)
     parser.add_argument("--head", metavar="FILE", help="what `dpicl fit` has written (mode head: nothing is charged)")
     parser.add_argument("--releases", type=int, default=1000, help="how many answers the budget is for (default 1000)")
     parser.add_argument("--tickets", action="store_true", help="--releases counts each owner's, not the questions")
@@ -92,23 +90,21 @@ def answer(options: argparse.Namespace) -> int:
         if getattr(options, name):
             raise InvalidParameter(f"--{name}", getattr(options, name), f"left out, or {instead}")
     settings = spec_of(options)
-    if options.store is not None and options.held_out > 0:
-        raise InvalidParameter("--held-out", options.held_out, "0 with --store, which keeps all of --data: use --test")
     if settings.is_of_documents:
         options.output_key = ""
     assert settings.release is not None
     keys, outputs = keys_of(options), settings.release.outputs
-    records, tests = read_file(options, options.data, keys, is_private=True, **outputs), []
+    records, held_out = read_file(options, options.data, keys, is_private=True, **outputs), []
     if options.held_out > 0:  # the last owners of the file: the same ones in every run
         owner_of = [i if options.owner_key is None else row.get(options.owner_key) for i, row in enumerate(records)]
         last = set(list(dict.fromkeys(reversed(owner_of)))[: options.held_out])
-        tests = [row for owner, row in zip(owner_of, records, strict=True) if owner in last]
-        records = [row for owner, row in zip(owner_of, records, strict=True) if owner not in last]
+        held_out = [row for owner, row in zip(owner_of, records, strict=True) if owner in last]
+    tests = held_out
     if options.test:
         tests = read_file(options, options.test, keys._replace(owner_key=None), **outputs)
     if not options.question and not tests:
         raise InvalidParameter("--question", None, "at least one --question, or --test FILE, or --held-out N")
-    store = private_store(options, records)
+    store = private_store(options, records, held_out)
     own = {"tickets": options.tickets, "accept_noise": options.accept_noise}
     release = settings.over(store, lambda: open_budget(options, store, lambda _: options.releases, **own))
     return _asked(Session(release, options, writer(settings, store)), known_answers(tests, keys, outputs))
@@ -267,9 +263,7 @@ def synthesize(options: argparse.Namespace) -> int:
 
 def _sampler(options: argparse.Namespace, inputs: int) -> Any:
     """Open the store, the budget and the model."""
-    import numpy as np
-
-    from langchain_dpicl import DemonstrationTemplate, DPSampler, ExemplarStore, PoissonExampleSelector, local
+    from langchain_dpicl import DemonstrationTemplate, DPSampler, PoissonExampleSelector
     from langchain_dpicl.cli.session import open_budget
     from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 
@@ -282,11 +276,7 @@ def _sampler(options: argparse.Namespace, inputs: int) -> Any:
 
     if options.shots < 2:
         raise InvalidParameter("--shots", options.shots, "at least 2")
-    keys = keys_of(options)
-    records = read_file(options, options.data, keys, is_private=True)
-    no_search = np.zeros((len(records), 1), np.float32)
-    store = ExemplarStore.from_records(records, local.local_embeddings(), **keys._asdict(), vectors=no_search)
-    store.keep_notes(*notes_of(options))
+    store = private_store(options, read_file(options, options.data, keys_of(options), is_private=True))
     budget = open_budget(options, store, tokens)
     settings = given(options, "min_tokens", "top_k")
     if options.stop:

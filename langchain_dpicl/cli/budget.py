@@ -220,7 +220,7 @@ def forget_options(parser: Any) -> None:
 
     examples:
       dpicl forget --store patients.db --owner patient-17
-      dpicl forget --store patients.csv.store --owner patient-17    # of a server whose store is {data: patients.csv}
+      dpicl forget --store patients.csv.store --owner patient-17    # of --data patients.csv, or {data: patients.csv}
       dpicl forget --store patients.db --owner - --ledger postgresql://desk@host/budgets < owner.txt
       dpicl forget --store postgresql://desk@host/records --collection patients --owner patient-17
 
@@ -231,7 +231,6 @@ def forget_options(parser: Any) -> None:
     parser.add_argument("--store", required=True, metavar="FILE", help="a store's file, or postgresql://...")
     parser.add_argument("--collection", default="exemplars", help="of the database (default exemplars)")
     parser.add_argument("--owner", required=True, metavar="ID", help="the owner's key; - reads it from standard input")
-    parser.add_argument("--notes", metavar="FILE", help="FILE.dpicl, which stands beside the data file if there is one")
     key = "the key of owners who pay, if it stands neither with the store nor beside the ledger"
     parser.add_argument("--key-file", metavar="PATH", help=key)
     further = "a further ledger; may be repeated"
@@ -248,8 +247,6 @@ def forget(options: argparse.Namespace) -> int:
         raise InvalidParameter("--owner", "", "the owner's key, as the records had it")
     model: Any = None  # forgetting embeds nothing
     store = ExemplarStore.open(address(options.store), model, name=options.collection)
-    if options.notes is not None:
-        store.keep_notes(options.notes)
     ledgers, lost = upkeep.open_ledgers(store, options.ledger, options.key_file)
     try:
         with warnings.catch_warnings():

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli import add_model, add_reading, add_run, chosen, model_of, show
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from langchain_dpicl.store import ExemplarStore
     from langchain_dpicl.store.datacheck import Checked
     from langchain_dpicl.store.datafile import Reading
-    from langchain_dpicl.store.notes import DataNotes
     from langchain_dpicl.store.records import RecordKeys
 
 _MOST_LABELS = 20
@@ -87,21 +87,17 @@ def note(options: argparse.Namespace, text: str) -> None:
         tell(options, text)
 
 
-def private_store(options: argparse.Namespace, records: list[dict[str, Any]]) -> ExemplarStore:
-    """The store of these records: in memory, or that of ``--store``, made equal to them."""
+def private_store(
+    options: argparse.Namespace, records: list[dict[str, Any]], held_out: list[dict[str, Any]] | None = None
+) -> ExemplarStore:
+    """The store that keeps the data file's records; in memory, without the owners of those that are held out."""
     from langchain_dpicl import local
-    from langchain_dpicl.store.kept import store_of
+    from langchain_dpicl.store.kept import store_of, without
 
+    about: dict[str, Any] = {"parameter": "--store", "progress": options.private_notes}
     model, say = local.local_embeddings(), partial(note, options)
-    beside = notes_of(options)
-    return store_of(records, model, keys_of(options), options.store, beside, say, progress=options.private_notes)
-
-
-def notes_of(options: argparse.Namespace) -> list[DataNotes]:
-    """The notes of the data file."""
-    from langchain_dpicl.store.notes import DataNotes
-
-    return DataNotes.beside(options.data, options.notes)
+    store = store_of(Path(options.data), records, model, keys_of(options), options.store, say, **about)
+    return without(store, held_out) if held_out else store
 
 
 def check_data_options(parser: Any) -> None:

@@ -16,7 +16,6 @@ from langchain_dpicl.cli import (
     add_parameters,
     add_private_data,
     add_run,
-    add_store,
     check_apart,
     check_only,
     given,
@@ -51,7 +50,6 @@ def fit_options(parser: Any) -> None:
     """
     add_run(parser, fit)
     add_private_data(parser, "text", "label")
-    add_store(parser)
     add_parameters(
         parser,
         {name: each for name, each in _FIT.items() if name not in ("input_key", "line", "progress")},

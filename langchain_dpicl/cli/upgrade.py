@@ -35,7 +35,7 @@ _AS_IT_IS = "this release reads it as it is, and there is nothing to upgrade"
 _STORE = (0x64707376).to_bytes(4, "big")
 """The mark of a store's SQLite file, at byte 68."""
 _FORMATS = {
-    b"notes": f"it holds the notes of a data file: {_AS_IT_IS}",
+    b"notes": "it holds an earlier release's notes of a data file: leave it beside that, and its store takes them over",
     b"fit": f"it is an unfinished fit: {_AS_IT_IS}",
     b"job": "it is the journal of an unfinished job, which no release reads any more: run the job again",
 }
@@ -279,7 +279,9 @@ def _warn_of_owner(facts: dict[str, Any], lines: list[str], about: os.stat_resul
 
 def _gone(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Settings that no release reads any more: the field, and what to do."""
-    model = values.get("model")
+    model, store = values.get("model"), values.get("store")
+    if isinstance(store, dict) and "notes" in store:
+        yield "store.notes", "leave it out, and move that file to DATA.dpicl beside the data, whose store takes it over"
     if isinstance(model, dict):
         if "concurrency" in model:
             yield "model.concurrency", "leave it out: it was for several servers, which stand behind one proxy now"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from functools import cached_property, partial
@@ -64,8 +63,6 @@ class StoreSection(Section):
     data: FilePath | None = None
     delimiter: str | None = None
     encoding: str = "utf-8"
-    notes: FilePath | None = None
-    """Where it is kept which budgets were opened on the data. Default: beside the data file, as ``FILE.dpicl``."""
     skip_bad: bool = False
     """Whether to leave out records that cannot be used. Only the private notes say how many."""
     input_key: Text = "text"
@@ -80,7 +77,7 @@ class StoreSection(Section):
             raise ValueError("give file or url: a store is in a file or on PostgreSQL")
         for is_unused, names, reason in (
             (self.url is None, ("name", "vectors_in_memory"), "a collection's, for url alone"),
-            (self.data is None, ("delimiter", "encoding", "notes", "skip_bad"), "there is no data to be read"),
+            (self.data is None, ("delimiter", "encoding", "skip_bad"), "there is no data to be read"),
             (self.data is None and self.url is None, RecordKeys._fields, "the store has it"),
         ):
             if is_unused and (unused := sorted(self.model_fields_set.intersection(names))):
@@ -95,7 +92,6 @@ class StoreSection(Section):
         from langchain_dpicl.store.datacheck import check_file
         from langchain_dpicl.store.datafile import Reading
         from langchain_dpicl.store.kept import store_of
-        from langchain_dpicl.store.notes import DataNotes
         from langchain_dpicl.store.records import too_long
         from langchain_dpicl.store.store import ExemplarStore, address
 
@@ -113,19 +109,7 @@ class StoreSection(Section):
         reading = Reading(self.delimiter, self.encoding, self.skip_bad)
         checks: dict[str, Any] = {**outputs, "too_long": partial(too_long, model)}
         records = check_file(data, keys, reading, **checks).usable(self.skip_bad, notes.log.warning)
-        kept = DataNotes.beside(data, None if self.notes is None else folder / self.notes)
-        if place is None:
-            place = address(_beside(data))
-        return store_of(records, model, keys, place, kept, notes.log.warning, **about)
-
-
-def _beside(data: Path) -> Path:
-    """The file beside a data file that keeps its embeddings. `InvalidParameter` if the folder cannot be written."""
-    effective = os.access in os.supports_effective_ids
-    if not os.access(data.parent, os.W_OK | os.X_OK, effective_ids=effective):
-        bound = "given, in a folder that can be written: data's cannot, and its embeddings would be kept there"
-        raise InvalidParameter("store.file", None, bound)
-    return data.with_name(f"{data.name}.store")
+        return store_of(data, records, model, keys, place, notes.log.warning, parameter="store.file", **about)
 
 
 class HeadSection(Section):

@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.store.base import Arrival
 from langchain_dpicl.store.maintenance import some
-from langchain_dpicl.store.notes import DataNotes
+from langchain_dpicl.store.notes import Notes, OpenedBudget, notes_beside
 from langchain_dpicl.store.records import (
     Batch,
     RecordKeys,
@@ -64,36 +64,82 @@ class Followed(NamedTuple):
 
 
 def store_of(
+    data: Path,
     records: Sequence[Mapping[str, Any]],
     embeddings: Embeddings,
     keys: RecordKeys,
     url: str | os.PathLike[str] | URL | None,
-    notes: Sequence[DataNotes],
     say: Callable[[str], object],
     *,
-    name: str = "exemplars",
-    progress: bool = False,
-    vectors_in_memory: bool = True,
+    parameter: str,
+    **options: Any,
 ) -> ExemplarStore:
-    """A store of a data file's records in memory, or if there is a ``url``, the one that stands there (`kept_store`).
+    """The store that keeps a data file's records: the one of this address, or ``DATA.store`` beside the file.
 
-    It remembers budgets in the data file's ``notes``. Says what was embedded, came or went.
+    Says what was embedded, came or went. ``parameter`` names the setting of the address. ``options`` are those of
+    `kept_store`, which this is. Raises `InvalidParameter` if no address is given and the folder cannot be written.
     """
+    data = data.absolute()
+    effective = os.access in os.supports_effective_ids
     if url is None:
-        store = ExemplarStore.from_records(records, embeddings, **keys._asdict(), progress=progress)
-    else:
-        about: dict[str, Any] = {"name": name, "vectors_in_memory": vectors_in_memory, "progress": progress}
-        store, followed = kept_store(url, records, embeddings, notes, **keys._asdict(), **about)
-        say(f"{_place_of(store)}: {followed.words}")
-    store.keep_notes(*notes)
+        url = data.with_name(f"{data.name}.store")
+        if not os.access(data.parent, os.W_OK | os.X_OK, effective_ids=effective):
+            bound = "given, in a folder that can be written: data's cannot, and its embeddings would be kept there"
+            raise InvalidParameter(parameter, None, bound)
+    store, followed = kept_store(url, records, embeddings, notes_beside(data), **keys._asdict(), **options)
+    say(f"{_place_of(store)}: {followed.words}")
     return store
+
+
+class TrialStore(ExemplarStore):
+    """Some records of a store, in memory. Its budgets and its owners' keys are that store's."""
+
+    whole: ExemplarStore
+
+    def mark_keys(self) -> tuple[bytes, ...]:
+        return self.whole.mark_keys()
+
+    @property
+    def remembers(self) -> bool:
+        return self.whole.remembers
+
+    @property
+    def budgets(self) -> tuple[OpenedBudget, ...]:
+        return self.whole.budgets
+
+    def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
+        return self.whole.remember_budget(budget)
+
+
+def without(store: ExemplarStore, records: Sequence[Mapping[str, Any]]) -> TrialStore:
+    """A store's exemplars but those of the owners of these records. Nothing is embedded."""
+    keys = RecordKeys(store.input_key, store.output_key, store.owner_key)
+    batch = check_records(records, keys, None)
+    with store.reading() as view:
+        rows, _ = view.rows_of(view.numbers)
+        held, vectors = view.records(rows), view.vectors(rows)
+    kept: list[int] = []
+    left: list[dict[str, Any]] = []
+    out = set(batch.owners or batch.contents)
+    for row, each in enumerate(held):
+        record = unpack(each.content)
+        identity: str | bytes = each.content
+        if keys.owner_key is not None:
+            record[keys.owner_key] = identity = each.owner
+        if identity not in out:
+            kept.append(row)
+            left.append(record)
+    made = TrialStore.from_records(left, store.embeddings, **keys._asdict(), vectors=vectors[kept])
+    assert isinstance(made, TrialStore)
+    made.whole = store
+    return made
 
 
 def kept_store(
     url: str | os.PathLike[str] | URL,
     records: Sequence[Mapping[str, Any]],
     embeddings: Embeddings,
-    notes: Sequence[DataNotes] = (),
+    notes: Notes = Notes((), ()),  # noqa: B008
     *,
     name: str = "exemplars",
     input_key: str = "input",
@@ -104,7 +150,7 @@ def kept_store(
 ) -> tuple[ExemplarStore, Followed]:
     """The store at an address, or in a file of SQLite's, made equal to these records. It is made if there is none.
 
-    A new one takes its key from the data file's ``notes``, so that ledgers know its owners again.
+    It takes over an earlier release's ``notes`` of the data file, so that ledgers know its owners again.
 
     The records are all of the store: those that it lacks come, others go. Raises `InvalidRecords`; `StoreError` if the
     database cannot be used; `InvalidParameter` (``store``) for a store of other keys or another embedding model, one
@@ -116,9 +162,7 @@ def kept_store(
     store = ExemplarStore(address(url), embeddings, **about, **keys._asdict())
     try:
         with store._database.turn():
-            key = next(filter(None, (each.key(make=False) for each in notes)), None)
-            if key is not None:
-                store._take_key(key)
+            store._take_notes(notes)
             return store, _made_equal(store, keys, batch, _place_of(store), progress)
     except BaseException:
         store.close()

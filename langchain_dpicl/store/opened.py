@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from langchain_dpicl.store.base import (
 )
 from langchain_dpicl.store.database import StoreDatabase
 from langchain_dpicl.store.matrix import Matrix
-from langchain_dpicl.store.notes import DataNotes, OpenedBudget, merged
+from langchain_dpicl.store.notes import Notes, OpenedBudget, merged
 from langchain_dpicl.store.records import (
     Owners,
     RecordKeys,
@@ -94,7 +93,7 @@ class OpenStore(PrivateRecords):
         self._watchers: list[Watcher] = []
         self._owner_watchers: list[OwnerWatcher] = []
         self._record_managers: list[RecordManager] = []
-        self._notes: list[DataNotes] = []
+        self._noted_keys: tuple[bytes, ...] = ()
         self._database = StoreDatabase(url)
         if not vectors_in_memory and self._database.is_sqlite:
             raise InvalidParameter("vectors_in_memory", False, "True on SQLite, which computes no similarities")
@@ -114,7 +113,9 @@ class OpenStore(PrivateRecords):
         for key, made, asked in zip(RecordKeys._fields, found.keys, given, strict=True):
             if asked and asked != made:
                 self._database.close()
-                raise StoreError(f"the collection {name!r} was made with {key}={made!r}")
+                raise StoreError(
+                    f"the collection {name!r} was made with {key}={made!r}: name another store, or the same keys"
+                )
         self._collection = found
         self.input_key, self.output_key, self.owner_key = found.keys
         self.dimension = found.dimension
@@ -400,84 +401,59 @@ class OpenStore(PrivateRecords):
 
     # -- beside the records --------------------------------------------------------------------------------------------
 
-    def keep_notes(self, *notes: DataNotes | str | os.PathLike[str]) -> None:
-        """Remember opened budgets in this file too, which stands beside the data file that the records came from.
+    def _take_notes(self, notes: Notes) -> None:
+        """Remember what an earlier release wrote down beside the data. A store without exemplars takes its first key;
+        in any case this process knows owners by all."""
+        self._noted_keys = notes.keys
+        if notes.keys and notes.keys[0] != self._own_key():
+            self._database.run(partial(tables.take_owner_key, name=self._collection.name, key=notes.keys[0]))
+            self._key = None
+        self._open_budgets(notes.budgets)
 
-        A store that is made anew from a data file then knows what was opened on the data before, and ledgers know its
-        owners again. Commands and servers that read a data file do so by themselves, in ``FILE.dpicl``. Raises
-        `InvalidParameter` for what is no path.
-        """
-        own = self._own_key()
-        for each in notes:
-            kept = each if isinstance(each, DataNotes) else DataNotes(each)
-            if own is not None:
-                kept.adopt(own)
-            if kept.path not in (known.path for known in self._notes):
-                self._notes.append(kept)
-
-    def mark_keys(self, *, make: bool = False) -> tuple[bytes, ...]:
+    def mark_keys(self) -> tuple[bytes, ...]:
         """The secret keys by which ledgers may know this store's owners, its own first. Private.
 
-        Its own stands in its database, a second one in its notes. A store in memory alone has none, but for that.
-        ``make``: it is made there if it is missing. Raises `StoreError`, `StoreFileError`.
+        Its own stands in its database. A store in memory has none. Raises `StoreError`.
         """
         own = self._own_key()
         keys = [] if own is None else [own]
-        for notes in self._notes:
-            if (noted := notes.key(make=make and not keys)) is not None:
-                keys.append(noted)
-        return tuple(dict.fromkeys(keys))
+        return tuple(dict.fromkeys([*keys, *self._noted_keys]))
 
     def _own_key(self) -> bytes | None:
-        if self._database.is_in_memory:
-            return None
-        if self._key is None:
+        if self._key is None and self.lineage is not None:
             self._key = self._database.run(partial(tables.owner_key, name=self._collection.name), "read")
         return self._key
-
-    def _take_key(self, key: bytes) -> None:
-        """Know the owners by this key, of the notes beside their data, if there are none yet."""
-        self._database.run(partial(tables.take_owner_key, name=self._collection.name, key=key))
-        self._key = None
 
     @property
     def remembers(self) -> bool:
         """True if it knows budgets again that another process, or an earlier one, opened on it."""
-        return self.lineage is not None or bool(self._notes)
+        return self.lineage is not None
 
     @property
     def budgets(self) -> tuple[OpenedBudget, ...]:
         """The budgets that were opened on this store, here or by another process, as far as it remembers."""
-        return merged(self._opened(), *(notes.budgets() for notes in self._notes))
+        return self._database.run(partial(tables.budgets, name=self._collection.name), "read")
 
     def remember_budget(self, budget: OpenedBudget) -> tuple[OpenedBudget, ...]:
         """Remember that a budget was opened on this store, through every change of its records; the others that were.
 
-        Whatever one place knows, the store's own or its notes, is then known in all. A `PrivacyWarning` if it cannot be
-        written down: then this process remembers alone.
+        A `PrivacyWarning` if it cannot be written down: then this process remembers alone.
         """
         known: tuple[OpenedBudget, ...] = ()
-        for recall in (self._opened, *(notes.budgets for notes in self._notes)):
-            with suppress(StoreError):
-                known = merged(known, recall())
-        known = merged(known, [budget])
-        for remember in (self._open_budgets, *(notes.remember for notes in self._notes)):
-            try:
-                remember(known)
-            except StoreError as error:
-                warnings.warn(
-                    f"the store cannot write down that the budget {budget.name!r} is used with its data ({error}): a "
-                    "second budget that is opened elsewhere will not be noticed",
-                    PrivacyWarning,
-                    stacklevel=3,
-                )
+        try:
+            known = self.budgets
+            self._open_budgets([budget])
+        except StoreError as error:
+            warnings.warn(
+                f"the store cannot write down that the budget {budget.name!r} is used with its data ({error}): a "
+                "second budget that is opened elsewhere will not be noticed",
+                PrivacyWarning,
+                stacklevel=3,
+            )
         return tuple(each for each in known if each.place != budget.place)
 
-    def _opened(self) -> tuple[OpenedBudget, ...]:
-        return self._database.run(partial(tables.budgets, name=self._collection.name), "read")
-
     def _open_budgets(self, budgets: Sequence[OpenedBudget]) -> None:
-        known = self._opened()
+        known = self.budgets
         if not set(merged(known, budgets)) <= set(known):  # else it would wait for a change that is under way
             self._database.run(partial(tables.budgets, name=self._collection.name, new=budgets))
 

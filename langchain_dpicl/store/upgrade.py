@@ -36,7 +36,7 @@ from langchain_dpicl.errors import StoreFileError
 from langchain_dpicl.sql import direct
 from langchain_dpicl.store import tables
 from langchain_dpicl.store.database import IN_MEMORY, StoreDatabase, fetch
-from langchain_dpicl.store.notes import DataNotes, OpenedBudget
+from langchain_dpicl.store.notes import OpenedBudget, read_notes
 from langchain_dpicl.store.records import RecordKeys
 from langchain_dpicl.store.tables import Collection, hash_of
 
@@ -150,8 +150,7 @@ def _fill(connection: Connection, header: Mapping[str, Any], arrays: Arrays) -> 
     for release in header.get("releases", ()):
         tables.releases(connection, _NAME, release)
     budgets = [OpenedBudget(**each) for each in header["budgets"]]
-    for notes in header.get("notes", ()):
-        budgets += DataNotes(notes).budgets()
+    budgets += read_notes(map(Path, header.get("notes", ()))).budgets
     tables.budgets(connection, _NAME, budgets)
 
 

@@ -1,4 +1,4 @@
-"""The store beside a data file, when several workers of a server start at once, and when one of them is killed."""
+"""The store beside a data file, when workers of a server and commands start at once, and when one of them is killed."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ WORKER = """
 import os, sys, time
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_dpicl import local
+from langchain_dpicl.cli import main
 from langchain_dpicl.serving.config import read
 
 class Slow(DeterministicFakeEmbedding):
@@ -35,9 +36,14 @@ class Slow(DeterministicFakeEmbedding):
 local.local_embeddings = lambda: Slow(size=8)
 settings = read("server.yaml")
 print("starts", flush=True)
+if sys.argv[2:]:
+    sys.exit(main(sys.argv[2:]))
 settings.build()
 """
-"""Opens the chain of a configuration, and hangs when it embeds the text that is its argument."""
+"""Opens the chain of a configuration, or runs a command, and hangs when it embeds the text that is its argument."""
+
+ANSWER = "answer --data desk.jsonl --owner-key who --mode label-vote --labels a,b --epsilon 3 --releases 30".split()
+ANSWER += "--threshold 0.1 --eligible 9 --question text --ledger sqlite:///command.db".split()
 
 
 @pytest.fixture
@@ -55,9 +61,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def worker(folder: Path, hangs_at: str = "") -> subprocess.Popen[str]:
-    """A process that opens the chain."""
-    command = [sys.executable, "-c", WORKER, hangs_at]
+def worker(folder: Path, hangs_at: str = "", *given: str) -> subprocess.Popen[str]:
+    """A process that opens the chain, or runs a command."""
+    command = [sys.executable, "-c", WORKER, hangs_at, *given]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
 
 
@@ -80,13 +86,14 @@ def wait_for(folder: Path, process: subprocess.Popen[str], text: str) -> None:
         time.sleep(0.02)
 
 
-def test_workers_that_start_at_once_embed_a_data_file_once(folder: Path) -> None:
-    workers = [worker(folder) for _ in range(3)]
+def test_workers_and_a_command_that_start_at_once_embed_a_data_file_once(folder: Path) -> None:
+    workers = [worker(folder), worker(folder), worker(folder, "", *ANSWER)]
     assert [process.wait(120) for process in workers] == [0, 0, 0]
     counts = sorted(texts.total() for texts in embedded(folder).values())
     assert counts == [1, 1, OWNERS], "the others embed one text, which shows that the model is the same"
     store = ExemplarStore.load(folder / "desk.jsonl.store", DeterministicFakeEmbedding(size=8))
     assert (len(store), store.owner_count) == (OWNERS, OWNERS)
+    assert [each.name for each in store.budgets] == ["desk"], "the command's, which a server's budget will hear of"
     store.close()
 
 

@@ -27,7 +27,7 @@ from langchain_dpicl import (
     PrivateEnsemble,
     UnknownOwner,
 )
-from langchain_dpicl.store.notes import DataNotes, OpenedBudget
+from langchain_dpicl.store.notes import Notes, OpenedBudget
 from stores.places import (
     DIMENSION,
     QUERY,
@@ -281,36 +281,23 @@ def test_a_collection_remembers_what_was_released_once_for_every_process(shared:
         here.forget("a")
 
 
-def test_a_collection_has_one_key_and_takes_that_of_notes_only_before_it_has_content(
-    shared: Place, tmp_path: Path
-) -> None:
-    noted = DataNotes(tmp_path / "data.dpicl")
-    key = noted.key(make=True)
+def test_a_collection_has_one_key_and_takes_that_of_notes_only_before_it_has_content(shared: Place) -> None:
     store = shared.empty()
-    own = store.mark_keys()
-    assert shared.open().mark_keys() == own != (key,)
-    store._take_key(key or b"")
-    assert store.mark_keys() == shared.open().mark_keys() == (key,)
+    (own,) = store.mark_keys()
+    key, other = b"k" * 32, b"o" * 32
+    assert shared.open().mark_keys() == (own,)
+    store._take_notes(Notes((key, other), ()))
+    assert store.mark_keys() == (key, other), "of the data and of a link to it: a ledger may know owners by either"
+    assert shared.open().mark_keys() == (key,)
     store.add([{"text": "one", "owner": "a"}])
-    store._take_key(own[0])
-    assert store.mark_keys() == (key,)
-    other = DataNotes(tmp_path / "other.dpicl")
-    store.keep_notes(other, noted)
-    assert other.key(make=True) == key, "new notes take the store's key"
+    store._take_notes(Notes((own,), ()))
+    assert store.mark_keys() == (key, own)
 
 
-def test_a_store_in_memory_remembers_in_its_notes_alone(tmp_path: Path) -> None:
+def test_a_store_in_memory_remembers_nothing() -> None:
     with place_at(None) as place:
         store = place(rows("a"))
-        assert (store.lineage, store.remembers, store.mark_keys(make=True)) == (None, False, ())
-        store.keep_notes(tmp_path / "data.dpicl")
-        (key,) = store.mark_keys(make=True)
-        store.remember_budget(OpenedBudget("ledger", "url", "name"))
-        again = place(rows("a"))
-        again.keep_notes(tmp_path / "data.dpicl")
-        assert again.remembers
-        assert again.mark_keys() == (key,)
-        assert [each.name for each in again.budgets] == ["name"]
+        assert (store.lineage, store.remembers, store.mark_keys()) == (None, False, ())
 
 
 class Fixed(Embeddings):

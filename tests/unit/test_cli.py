@@ -14,7 +14,7 @@ from evaluation_fakes import FakeLLM
 from langchain_core.runnables import RunnableLambda
 
 import langchain_dpicl
-from langchain_dpicl import PrivacyBudget, local
+from langchain_dpicl import ExemplarStore, PrivacyBudget, local
 from langchain_dpicl.cli import main
 from langchain_dpicl.errors import PrivacyWarning
 
@@ -57,16 +57,15 @@ def test_an_answer_comes_with_its_receipt(data: Path, capsys: Any) -> None:
     assert "28 answers left" in out, "the ledger goes on counting"
 
 
-@pytest.mark.parametrize(("first", "second"), [("", ""), ("--store s.db", ""), ("", "--store sqlite:///s.db")])
-def test_two_ledgers_on_one_data_file_are_noticed(first: str, second: str, data: Path, capsys: Any) -> None:
-    """With and without a store, and by another name too; nothing is kept of what the file holds."""
-    command = answer(data, "--question", "a question")
-    assert "other budgets" not in run(capsys, *command, *first.split(), "--ledger", "sqlite:///one.db")[2]
+@pytest.mark.parametrize("stores", [("", ""), ("--store s.db", "--store sqlite:///s.db")])
+def test_two_ledgers_on_one_data_file_are_noticed(stores: tuple[str, str], data: Path, capsys: Any) -> None:
+    """The store remembers, which is kept beside the data, where its owner alone may read it, or where one says."""
+    commands = [answer(data, "--question", "a question", *store.split()) for store in stores]
+    assert "other budgets" not in run(capsys, *commands[0], "--ledger", "sqlite:///one.db")[2]
     with pytest.warns(PrivacyWarning, match="'data' in sqlite:////.*one.db"):
-        assert run(capsys, *command, *second.split(), *"--ledger sqlite:///two.db --name b".split())[0] == 0
-    notes = data.with_name("data.jsonl.dpicl")
-    assert SECRET not in notes.read_text()
-    assert notes.stat().st_mode & 0o077 == 0
+        assert run(capsys, *commands[1], *"--ledger sqlite:///two.db --name b".split())[0] == 0
+    (store,) = {*data.parent.glob("s.db"), *data.parent.glob("data.jsonl.store")}
+    assert store.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(
@@ -173,12 +172,21 @@ def test_a_test_file_prints_three_accuracies(data: Path, capsys: Any) -> None:
     assert result["delta"] == pytest.approx(0.1 / 30), "owners, not records"
 
 
-def test_held_out_owners_are_not_in_the_store(data: Path, capsys: Any) -> None:
-    code, out, _ = run(capsys, *answer(data, "--held-out", "5", "--owner-key", "who", "--limit", "4", "--json"))
+@pytest.mark.parametrize("more", [["--owner-key", "who"], []])
+def test_held_out_owners_take_no_part_and_stay_in_the_kept_store(more: list[str], data: Path, capsys: Any) -> None:
+    owners = 30 if more else 60
+    command = answer(data, "--held-out", "5", "--limit", "4", "--json", *more)
+    code, out, _ = run(capsys, *command)
     assert code == 0
     result = json.loads(out)
     assert result["held_out"] == 4
-    assert result["rate"] == pytest.approx(20 / 25)
+    assert result["rate"] == pytest.approx(20 / (owners - 5))
+    kept = ExemplarStore.load(data.with_name("data.jsonl.store"), local.local_embeddings())
+    assert (kept.owner_count, [each.name for each in kept.budgets]) == (owners, ["data"])
+    kept.forget("p0" if more else "#0")
+    with pytest.warns(PrivacyWarning, match="'data' in this ledger"):
+        code, out, _ = run(capsys, *command, "--name", "new")
+    assert json.loads(out)["rate"] == pytest.approx(20 / (owners - 6)), "who was forgotten is not in the data's part"
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_a_store_of_an_earlier_release_is_refused_with_the_command(tmp_path: Pat
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="needs the rights of root")
-def test_data_alone_in_a_folder_that_cannot_be_written_needs_a_place() -> None:
+def test_data_alone_in_a_folder_that_cannot_be_written_needs_a_place(capsys: Any) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -165,8 +165,13 @@ def test_data_alone_in_a_folder_that_cannot_be_written_needs_a_place() -> None:
         settings = read(file_of(folder, VOTE))
         try:
             os.seteuid(12345)
-            with pytest.raises(InvalidParameter, match="given, in a folder that can be written") as told:
+            with pytest.raises(
+                InvalidParameter, match="file=None is not allowed: given, in a folder that can be"
+            ) as told:
                 settings.build()
+            fit = f"fit --data {folder}/tickets.jsonl --labels a,b --epsilon 1 --output {folder}/head.npz"
+            assert main(fit.split()) == 1
+            assert "--store=None is not allowed: given, in a folder that can be written" in capsys.readouterr().err
         finally:
             os.seteuid(0)
         assert "CANARY" not in str(told.value)

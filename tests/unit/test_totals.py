@@ -11,6 +11,7 @@ import pytest
 from moments import marks_of, numbers_of
 from sqlalchemy.engine import make_url
 from tickets_on_disk import key_in, marks_in
+from tickets_on_disk import run as run_sql
 
 from langchain_dpicl import (
     ExemplarStore,
@@ -19,13 +20,11 @@ from langchain_dpicl import (
     PlanMismatch,
     PrivacyBudget,
     PrivacyWarning,
-    StoreFileError,
 )
 from langchain_dpicl.budget.ledger import UNWATCHED
 from langchain_dpicl.budget.owner_keys import OwnerKeyFile
 from langchain_dpicl.cli import main
 from langchain_dpicl.privacy import PLDAccountant
-from langchain_dpicl.store.notes import DataNotes, OpenedBudget
 
 StoreOf = Callable[..., Any]
 Records = Callable[..., list[dict[str, str]]]
@@ -103,26 +102,18 @@ def test_a_store_that_remembers_nothing_may_hold_the_data_of_any_budget_of_the_l
         use(budget_on(ledger_url, "two"), store_with(store_of, range(20, 25)))
 
 
-@pytest.mark.parametrize("place", ["a file", "notes"])
 def test_a_store_remembers_its_budgets_when_all_its_records_are_exchanged(
-    place: str, tmp_path: Path, store_of: StoreOf, embeddings: Any
+    tmp_path: Path, store_of: StoreOf, embeddings: Any
 ) -> None:
     """The total of two budgets of epsilon 3 was 3 when the records had changed in between."""
     one, other = (f"sqlite:///{tmp_path / name}.db" for name in ("one", "other"))
-    store, notes, path = store_with(store_of, range(3)), tmp_path / "data.csv.dpicl", tmp_path / "store.db"
-    if place == "notes":
-        store.keep_notes(notes)
-    else:
-        store.save(path)
+    store, path = store_with(store_of, range(3)), tmp_path / "store.db"
+    store.save(path)
     use(budget_on(one, "first", epsilon=3.0), store)
-    if place == "notes":
-        again = store_with(store_of, range(3, 6))
-        again.keep_notes(notes)
-    else:
-        again = ExemplarStore.load(path, embeddings)
-        again.add([{"input": f"new {i}", "output": "x", "owner": f"new-{i}"} for i in range(3)])
-        for i in range(3):
-            again.forget(f"owner-{i}")
+    again = ExemplarStore.load(path, embeddings)
+    again.add([{"input": f"new {i}", "output": "x", "owner": f"new-{i}"} for i in range(3)])
+    for i in range(3):
+        again.forget(f"owner-{i}")
     second = budget_on(other, "second", epsilon=3.0)
     with pytest.warns(PrivacyWarning, match=f"'first' in {one}"):
         use(second, again)
@@ -152,44 +143,6 @@ def test_a_budget_with_nothing_spent_does_not_warn_and_can_be_removed(tmp_path: 
     with pytest.warns(PrivacyWarning, match="'second' in"):
         use(again, store)
     assert [share["epsilon"] for share in second.total()["plans"]] == [2.0, 1.0]
-
-
-def test_what_the_notes_and_the_stores_file_know_is_known_in_both(tmp_path: Path, store_of: StoreOf) -> None:
-    """A server on the store's file, and commands on the data alone, hear of each other by it."""
-    one, two, three = (f"sqlite:///{tmp_path / name}.db" for name in ("one", "two", "three"))
-    data, path = tmp_path / "data.csv", tmp_path / "store.db"
-    store = store_with(store_of, range(3))
-    store.keep_notes(*DataNotes.beside(data))
-    use(budget_on(one, "one"), store)
-    kept = store_with(store_of, range(3))
-    kept.save(path)
-    kept.keep_notes(*DataNotes.beside(data))
-    with pytest.warns(PrivacyWarning, match="'one' in"):
-        use(budget_on(two, "two"), kept)
-    alone = ExemplarStore.load(path, store.embeddings)
-    assert {each.name for each in alone.budgets} == {"one", "two"}
-    alone.keep_notes(*DataNotes.beside(data))
-    with pytest.warns(PrivacyWarning, match="'one' in .*'two' in"):
-        use(budget_on(three, "three"), alone)
-    again = store_with(store_of, range(3))
-    again.keep_notes(*DataNotes.beside(data))
-    assert {each.name for each in again.budgets} == {"one", "two", "three"}
-    total = PrivacyBudget.open("three", three).total()
-    assert {share["name"] for share in total["plans"]} == {"three", "one", "two"}, "with no store at hand"
-    assert 6.0 <= total["promised_epsilon"] < 6.0 + 1e-9
-
-
-def test_a_link_to_the_data_of_the_month_has_notes_of_its_own(tmp_path: Path) -> None:
-    for month in ("jan.csv", "feb.csv"):
-        (tmp_path / month).touch()
-    link, opened = tmp_path / "now.csv", OpenedBudget("ledger", "url", "name", 1.0, 1e-5)
-    link.symlink_to("jan.csv")
-    for notes in DataNotes.beside(link):
-        notes.remember([opened])
-    link.unlink()
-    link.symlink_to("feb.csv")
-    assert [notes.budgets() for notes in DataNotes.beside(link)] == [(opened,), ()]
-    assert DataNotes.beside(tmp_path / "jan.csv")[0].budgets() == (opened,)
 
 
 @pytest.mark.parametrize("loss", ["an older copy", "the plan", "the file"])
@@ -271,34 +224,17 @@ def test_forgetting_says_if_the_key_of_a_plan_is_not_at_hand(tmp_path: Path, sto
 
 def test_what_cannot_be_written_down_is_said(tmp_path: Path, store_of: StoreOf, ledger_url: str) -> None:
     store = store_with(store_of, range(3))
-    store.keep_notes(tmp_path / "no such folder" / "data.csv.dpicl")
+    store.save(tmp_path / "store.db")
+    refuse = "CREATE TRIGGER full BEFORE INSERT ON dpicl_opened_budgets BEGIN SELECT RAISE(ABORT, 'full'); END"
+    run_sql(f"sqlite:///{tmp_path}/store.db", refuse)
     with pytest.warns(PrivacyWarning, match="cannot write down that the budget 'one' is used"):
         use(budget_on(ledger_url, "one"), store)
-
-
-def test_notes_of_several_processes_and_torn_ones_keep_every_whole_line(tmp_path: Path) -> None:
-    one, (other,) = DataNotes(tmp_path / "notes"), DataNotes.beside(tmp_path / "data.csv", tmp_path / "notes")
-    assert (one.key(make=False), one.budgets()) == (None, ())
-    opened = [OpenedBudget("ledger", "url", str(i), 1.0, 1e-5) for i in range(3)]
-    one.remember(opened[:1])
-    other.remember(opened[1:2])
-    assert one.key(make=True) == other.key(make=True)
-    assert stat.S_IMODE((tmp_path / "notes").stat().st_mode) == 0o600
-    with open(tmp_path / "notes", "ab") as file:
-        file.write(b'{"ledger": "torn')
-    assert other.budgets() == (opened[0], opened[1])
-    one.remember(opened[1:])
-    assert other.budgets() == tuple(opened)
-    (tmp_path / "notes").write_text("text,label\n")
-    with pytest.raises(StoreFileError, match="holds no notes"):
-        one.remember(opened[:1])
-    assert (tmp_path / "notes").read_text() == "text,label\n"
 
 
 # -- the key of owners' marks ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["memory", "a file", "notes"])
+@pytest.mark.parametrize("place", ["memory", "a file"])
 def test_no_ledger_holds_a_digest_of_owners_beside_its_key(
     place: str, tmp_path: Path, store_of: StoreOf, ledger_url: str
 ) -> None:
@@ -306,8 +242,6 @@ def test_no_ledger_holds_a_digest_of_owners_beside_its_key(
     store, budget = store_with(store_of, range(4)), budget_on(ledger_url, "one", tickets=True)
     if place == "a file":
         store.save(tmp_path / "store.db")
-    if place == "notes":
-        store.keep_notes(tmp_path / "notes")
     budget.watch(store)
     line = budget.line("vote", 0.2)
     line.charge(owners=[line.ask(store, numbers_of(store))])
@@ -342,7 +276,7 @@ def test_without_its_key_a_plan_with_tickets_refuses(tmp_path: Path, store_of: S
             taking_part(store_with(store_of, range(4)))
     key.unlink()
     other = store_with(store_of, range(4))
-    other.keep_notes(tmp_path / "notes")
+    other.save(tmp_path / "store.db")
     with pytest.raises(LedgerError, match="known by another key"):
         taking_part(other)
     key.write_bytes(content)
