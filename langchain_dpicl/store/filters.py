@@ -21,8 +21,9 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -86,36 +87,33 @@ class Condition:
 class Column:
     """One key's values in many records, by rank, so that a comparison is a range of ranks. Private.
 
-    ``ranks`` has each record's value among the distinct ones, -1 if no filter can pass it. Ranks go kind by kind, and
-    ascend within a kind: ``kinds`` has each kind's first rank and its values.
+    ``ranks`` has each record's place among the distinct values, -1 if no filter can pass it. ``ascending`` has these
+    values, kind by kind (see `_comparable`).
     """
 
     ranks: NDArray[np.int32]
-    kinds: dict[type | None, tuple[int, list[Any]]]
+    ascending: list[tuple[int, Any]]
 
     @classmethod
-    def of(cls, values: Sequence[object]) -> Column:
+    def of(cls, values: Iterable[object]) -> Column:
         """The column of these values."""
-        found = [_kind(value) for value in values]
-        kinds: dict[type | None, tuple[int, list[Any]]] = {}
-        rank: dict[type | None, dict[Any, int]] = {}
-        for kind in (bool, str, float):
-            first = sum(map(len, rank.values()))
-            ascending: list[Any] = sorted({value for known, value in zip(found, values, strict=True) if known is kind})
-            kinds[kind] = first, ascending
-            rank[kind] = {value: first + i for i, value in enumerate(ascending)}
-        ranks = [-1 if kind is None else rank[kind][value] for kind, value in zip(found, values, strict=True)]
-        return cls(np.array(ranks, np.int32), kinds)
+        found = list(map(_comparable, values))
+        ascending = sorted({each for each in found if each is not None})
+        rank = {each: i for i, each in enumerate(ascending)}
+        return cls(np.array([-1 if each is None else rank[each] for each in found], np.int32), ascending)
 
     def holding(self, name: str, values: Iterable[Any]) -> NDArray[np.bool_]:
         """Return a mask of the records for which this comparison holds with one of the values."""
-        holds = np.zeros(1 + sum(len(ascending) for _, ascending in self.kinds.values()), np.bool_)  # the last: -1
-        for value in values:
-            first, ascending = self.kinds[_kind(value)]
-            low = first + bisect_left(ascending, value)
-            high = first + bisect_right(ascending, value)
-            ranges = [(first, low), (low, high), (high, first + len(ascending))]
-            for (begin, end), passes in zip(ranges, _COMPARISONS[name], strict=True):
+        holds = np.zeros(1 + len(self.ascending), np.bool_)  # the last: -1
+        for asked in filter(None, map(_comparable, values)):
+            kind, _ = asked
+            edges = [
+                bisect_left(self.ascending, (kind,)),
+                bisect_left(self.ascending, asked),
+                bisect_right(self.ascending, asked),
+                bisect_left(self.ascending, (kind + 1,)),
+            ]
+            for (begin, end), passes in zip(pairwise(edges), _COMPARISONS[name], strict=True):
                 if passes:
                     holds[begin:end] = True
         return holds[self.ranks]
@@ -186,11 +184,11 @@ def columns_of(records: Iterable[Mapping[str, Any]], keys: Iterable[str]) -> dic
     return {key: Column.of(held) for key, held in values.items()}
 
 
-def _kind(value: object) -> type | None:
-    """The type of the values that compare with this one: True is no number. None if nothing does, as with NaN."""
+def _comparable(value: object) -> tuple[int, Any] | None:
+    """A value behind the number of its kind, and True is no number. None if nothing compares with it, as with NaN."""
     if isinstance(value, (bool, str)):
-        return bool if isinstance(value, bool) else str
-    return float if isinstance(value, (int, float)) and value == value else None
+        return int(isinstance(value, str)), value
+    return (2, value) if isinstance(value, (int, float)) and value == value else None
 
 
 def _combined(name: str, parts: list[MetadataFilter]) -> MetadataFilter:

@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
-from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
+from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
+from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
 from langchain_dpicl.calls import shut
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
@@ -88,8 +89,8 @@ class MemberVectorStore(OwnBucket, VectorStore):
     """Stands in for a vector store in an app: within a member, each search reads that member's own exemplars.
 
     Build the app over it, in any shape (a tool, middleware, a graph's node, retrievers around its ``as_retriever()``),
-    and give the app to `PrivateEnsemble`. The selector draws the bucket. A search puts its documents, with their stored
-    vectors, into an `InMemoryVectorStore` and searches that: nothing is embedded but the query. So let the selector's
+    and give the app to `PrivateEnsemble`. The selector draws the bucket, with its stored vectors: a search embeds
+    nothing but the query. So let the selector's
     ``max_exemplars`` be at least the ``k`` (or ``fetch_k``) of the app's searches. It holds no record itself, and
     members cannot write to it.
 
@@ -135,13 +136,7 @@ class MemberVectorStore(OwnBucket, VectorStore):
         """
         check_search("similarity", others)
         k = checks.whole("k", k)
-        query = self._checked(embedding)
-        documents, collection = self._collection(query, filter)
-        if not any(entry["vector"] @ query for entry in collection.store.values()):  # zero vectors have no cosine
-            return [(document, 0.0) for document in documents[:k]]
-        found = collection.similarity_search_with_score_by_vector(query, len(documents))  # type: ignore[arg-type]
-        ranked = sorted((-cosine, int(each.id or 0)) for each, cosine in found)
-        return [(documents[position], -farness) for farness, position in ranked[:k]]
+        return [(document, cosine) for document, cosine, _ in self._ranked(embedding, filter)[:k]]
 
     def similarity_search_by_vector(
         self, embedding: Sequence[float] | Vectors, *settings: Any, **named: Any
@@ -164,10 +159,10 @@ class MemberVectorStore(OwnBucket, VectorStore):
         k = checks.whole("k", k)
         fetch_k = checks.whole("fetch_k", fetch_k)
         lambda_mult = checks.real("lambda_mult", lambda_mult, at_least=0.0, at_most=1.0)
-        query = self._checked(embedding)
-        documents, collection = self._collection(query, filter)
-        found = collection.max_marginal_relevance_search_by_vector(query, k, fetch_k, lambda_mult)  # type: ignore[arg-type]
-        return [documents[int(each.id or 0)] for each in found]
+        near = self._ranked(embedding, filter)[:fetch_k]
+        vectors: Any = [vector for _, _, vector in near]
+        chosen = maximal_marginal_relevance(self._checked(embedding), vectors, lambda_mult, k)
+        return [near[i][0] for i in chosen]
 
     similarity_search, asimilarity_search = _by_query(similarity_search_by_vector)
     similarity_search_with_score, asimilarity_search_with_score = _by_query(similarity_search_with_score_by_vector)
@@ -187,30 +182,25 @@ class MemberVectorStore(OwnBucket, VectorStore):
         vector: Vectors = as_matrix([embedding], 1)[0]
         return vector
 
-    def _collection(self, query: Vectors, filter: SearchFilter) -> tuple[list[Document], InMemoryVectorStore]:
-        """The bucket's documents that pass, and a collection of them, by their positions. Stored vectors stay.
+    def _ranked(
+        self, embedding: Sequence[float] | Vectors, filter: SearchFilter
+    ) -> list[tuple[Document, float, Vectors]]:
+        """The bucket's documents that pass, the nearest first, with their cosines and vectors.
 
         A made-up example's vector is the query's. An example that is no record of a store has its text's.
         """
+        query = self._checked(embedding)
         passes = _test_of(filter)
         bucket: Any = self.bucket_here()
-        documents: list[Document] = []
-        collection = InMemoryVectorStore(self._embeddings)
+        found: list[tuple[Document, float, Vectors]] = []
         for exemplar, document in zip(list(bucket), documents_of(bucket), strict=True):
             is_made_up = isinstance(exemplar, MadeUp)
             if is_made_up or passes(document):
                 vector = query if is_made_up else bucket.vector_of(exemplar)
                 if vector is None:
                     vector = embed(self._embeddings, [document.page_content], progress=False)[0]
-                position = str(len(documents))
-                collection.store[position] = {
-                    "id": position,
-                    "vector": vector,
-                    "text": document.page_content,
-                    "metadata": document.metadata,
-                }
-                documents.append(document)
-        return documents, collection
+                found.append((document, float(vector @ query), vector))
+        return sorted(found, key=lambda each: -each[1])
 
     # -- what members cannot do ----------------------------------------------------------------------------------------
 
