@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli import add_ledger, add_run, add_witness, lab, show
@@ -240,6 +241,7 @@ def forget_options(parser: Any) -> None:
 def forget(options: argparse.Namespace) -> int:
     """Forget the owner. Returns 1 if a ledger could not be reached."""
     from langchain_dpicl.budget import upkeep
+    from langchain_dpicl.store.notes import notes_beside
     from langchain_dpicl.store.store import ExemplarStore, address
 
     owner = sys.stdin.readline().rstrip("\r\n") if options.owner == "-" else options.owner
@@ -247,6 +249,8 @@ def forget(options: argparse.Namespace) -> int:
         raise InvalidParameter("--owner", "", "the owner's key, as the records had it")
     model: Any = None  # forgetting embeds nothing
     store = ExemplarStore.open(address(options.store), model, name=options.collection)
+    if options.store.endswith(".store"):  # perhaps not used since an earlier release wrote down what it knew
+        store._take_notes(notes_beside(Path(options.store.removesuffix(".store"))))
     ledgers, lost = upkeep.open_ledgers(store, options.ledger, options.key_file)
     try:
         with warnings.catch_warnings():

@@ -18,7 +18,7 @@ import numpy as np
 from sqlalchemy.engine import URL
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.store.base import Arrival
+from langchain_dpicl.store.base import Arrival, Held
 from langchain_dpicl.store.maintenance import some
 from langchain_dpicl.store.notes import Notes, OpenedBudget, notes_beside
 from langchain_dpicl.store.records import (
@@ -80,9 +80,9 @@ def store_of(
     `kept_store`, which this is. Raises `InvalidParameter` if no address is given and the folder cannot be written.
     """
     data = data.absolute()
-    effective = os.access in os.supports_effective_ids
     if url is None:
         url = data.with_name(f"{data.name}.store")
+        effective = os.access in os.supports_effective_ids
         if not os.access(data.parent, os.W_OK | os.X_OK, effective_ids=effective):
             bound = "given, in a folder that can be written: data's cannot, and its embeddings would be kept there"
             raise InvalidParameter(parameter, None, bound)
@@ -115,9 +115,7 @@ def without(store: ExemplarStore, records: Sequence[Mapping[str, Any]]) -> Trial
     """A store's exemplars but those of the owners of these records. Nothing is embedded."""
     keys = RecordKeys(store.input_key, store.output_key, store.owner_key)
     batch = check_records(records, keys, None)
-    with store.reading() as view:
-        rows, _ = view.rows_of(view.numbers)
-        held, vectors = view.records(rows), view.vectors(rows)
+    held, vectors = _content_of(store)
     kept: list[int] = []
     left: list[dict[str, Any]] = []
     out = set(batch.owners or batch.contents)
@@ -162,11 +160,17 @@ def kept_store(
     store = ExemplarStore(address(url), embeddings, **about, **keys._asdict())
     try:
         with store._database.turn():
-            store._take_notes(notes)
-            return store, _made_equal(store, keys, batch, _place_of(store), progress)
+            return store, _made_equal(store, keys, batch, notes, progress)
     except BaseException:
         store.close()
         raise
+
+
+def _content_of(store: ExemplarStore) -> tuple[list[Held], Vectors]:
+    """All records, and their vectors."""
+    with store.reading() as view:
+        rows, _ = view.rows_of(view.numbers)
+        return view.records(rows), view.vectors(rows)
 
 
 def _place_of(store: ExemplarStore) -> str:
@@ -175,33 +179,27 @@ def _place_of(store: ExemplarStore) -> str:
     return store._collection.name if path is None else Path(path).name
 
 
-def _made_equal(store: ExemplarStore, keys: RecordKeys, batch: Batch, place: str, progress: bool) -> Followed:
+def _made_equal(store: ExemplarStore, keys: RecordKeys, batch: Batch, notes: Notes, progress: bool) -> Followed:
     """One change that makes a store equal to the records, of which a forgotten owner's stay out.
 
-    Nobody else follows meanwhile. Raises `InvalidParameter`.
+    Nobody else follows meanwhile. Raises `InvalidParameter` for a store that is not these records' own.
     """
-    own = RecordKeys(store.input_key, store.output_key, store.owner_key)
-    if own != keys:
-        has = ", ".join(f"{name}={key!r}" for name, key in own._asdict().items())
-        raise InvalidParameter("store", place, f"a store of these keys: it has {has}")
-    with store.reading() as view:
-        rows, _ = view.rows_of(view.numbers)
-        held, vectors = view.records(rows), view.vectors(rows)
+    held, vectors = _content_of(store)
     was_forgotten = store._forgotten()
-    if not all(is_number(each.document) for each in held):
-        raise InvalidParameter(
-            "store",
-            place,
-            "the store of a data file's records alone: this one follows a collection",
-        )
     known = {str(unpack(each.content).get(store.input_key)): row for row, each in enumerate(held)}
-    if 2 * len(known.keys() - set(batch.texts)) > len(known):
-        raise InvalidParameter(
-            "store",
-            place,
-            "this data's own store: the data lacks more than half of its texts",
-        )
-    _check_model(store, known, vectors, place)
+    own = RecordKeys(store.input_key, store.output_key, store.owner_key)
+    bound = ""
+    if own != keys:
+        bound = f"a store of these keys: it has {', '.join(f'{name}={key!r}' for name, key in own._asdict().items())}"
+    elif not all(is_number(each.document) for each in held):
+        bound = "the store of a data file's records alone: this one follows a collection"
+    elif 2 * len(known.keys() - set(batch.texts)) > len(known):
+        bound = "this data's own store: the data lacks more than half of its texts"
+    elif not _is_of_model(store, known, vectors):
+        bound = "a store of this embedding model: another one made its vectors"
+    if bound:
+        raise InvalidParameter("store", _place_of(store), f"{bound}; else name another place")
+    store._take_notes(notes)  # before there are records, so that a new store has their key
     is_named = store.owner_key is not None
     owners = batch.owners or [""] * len(batch.texts)
     stands: dict[tuple[bytes, str], list[str]] = {}
@@ -230,11 +228,10 @@ def _made_equal(store: ExemplarStore, keys: RecordKeys, batch: Batch, place: str
     return Followed(len(new), len(gone), len(unknown), left_out)
 
 
-def _check_model(store: ExemplarStore, known: Mapping[str, int], vectors: Vectors, place: str) -> None:
-    """Embed one of the store's texts again. `InvalidParameter` if another model made its vector."""
-    text = next((text for text in known if text.strip()), None)
+def _is_of_model(store: ExemplarStore, known: Mapping[str, int], vectors: Vectors) -> bool:
+    """Embed one of the store's texts again: False if another model made its vector."""
+    text = next(filter(str.strip, known), None)
     if text is None:
-        return
+        return True
     again, own = embed(store.embeddings, [text])[0], vectors[known[text]]
-    if again.shape != own.shape or float(again @ own) < _ALIKE * float(own @ own):
-        raise InvalidParameter("store", place, "a store of this embedding model: another one made its vectors")
+    return again.shape == own.shape and float(again @ own) >= _ALIKE * float(own @ own)

@@ -85,6 +85,7 @@ class OpenStore(PrivateRecords):
         vectors_in_memory: bool = True,
         batch: bool = False,
         dimension: int | None = None,
+        must_exist: bool = False,
     ) -> None:
         tables.check_name(name)
         given = RecordKeys(input_key or "", output_key, owner_key)
@@ -98,10 +99,13 @@ class OpenStore(PrivateRecords):
         if not vectors_in_memory and self._database.is_sqlite:
             raise InvalidParameter("vectors_in_memory", False, "True on SQLite, which computes no similarities")
         self._in_memory = vectors_in_memory
-        self._database.make_file()
+        if not must_exist:
+            self._database.make_file()
         self._database.check_file()
         try:
             found = self._database.run(partial(tables.find, name=name), "read")
+            if found is None and must_exist:
+                raise StoreError(f"there is no collection {name!r} in this database: make it with from_records")
             if found is None:
                 keys = given._replace(input_key=input_key or _DEFAULT_KEYS.input_key)
                 check_records([], keys, None)

@@ -18,6 +18,7 @@ from langchain_dpicl import (
     PrivacyWarning,
     StoreFileError,
 )
+from langchain_dpicl.cli import main
 from langchain_dpicl.store.kept import store_of
 from langchain_dpicl.store.notes import read_notes
 from langchain_dpicl.store.records import RecordKeys
@@ -104,6 +105,15 @@ def test_a_store_with_records_keeps_its_key_and_knows_owners_by_that_of_the_note
     notes.unlink()
     with pytest.raises(LedgerError, match="known by another key than this store's"):
         taking_part(kept(data), ledger)
+
+
+def test_who_is_forgotten_before_the_store_is_used_again_leaves_the_noted_ledgers_too(data: Path, capsys: Any) -> None:
+    notes = data.with_name("desk.jsonl.dpicl")
+    notes.rename(data.with_name("later"))
+    kept(data).close()
+    data.with_name("later").rename(notes)
+    assert main(["forget", "--store", f"{data}.store", "--owner", "p1"]) == 1
+    assert "the ledger sqlite:////gone/one.db could not be opened" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["text,label\n", '{"format": "dpicl-notes-1", "key": "00"}\n'])
