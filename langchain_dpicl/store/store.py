@@ -16,7 +16,6 @@ from langchain_dpicl.errors import (
     InvalidParameter,
     InvalidRecords,
     PrivacyWarning,
-    StoreError,
     StoreFileChanged,
     StoreFileError,
 )
@@ -27,6 +26,7 @@ from langchain_dpicl.store.maintenance import StoreMaintenance, follow_collectio
 from langchain_dpicl.store.notes import path_of
 from langchain_dpicl.store.opened import NOT_YET, OpenStore
 from langchain_dpicl.store.records import (
+    Batch,
     RecordKeys,
     Vectors,
     attempt,
@@ -90,6 +90,8 @@ class ExemplarStore(OpenStore):
         over owners (`PrivateHead`) then is not what its proof is about. `local_embeddings` encodes each alone anyway.
     dimension
         Of the vectors of a new collection. Default: that of a public word's embedding.
+    must_exist
+        True: make no file and no collection. See `open`.
 
     Raises `StoreError` if the database cannot be used, has no pgvector, or holds the collection with other keys.
     """
@@ -103,16 +105,7 @@ class ExemplarStore(OpenStore):
         The model embeds one public word, to see that it is of the collection's dimension. Raises `StoreError` if
         something differs or there is no such collection, and `ModelUnavailable` if the model fails.
         """
-        tables.check_name(name)
-        database = StoreDatabase(url)
-        database.check_file()
-        try:
-            found = database.run(partial(tables.find, name=name), "read")
-        finally:
-            database.close()
-        if found is None:
-            raise StoreError(f"there is no collection {name!r} in this database: make it with from_records")
-        store = cls(url, embeddings, name=name, **options)
+        store = cls(url, embeddings, name=name, must_exist=True, **options)
         if embeddings is not None:  # a command that forgets has none
             store.embed_query("word")
         return store
@@ -121,7 +114,7 @@ class ExemplarStore(OpenStore):
     def load(cls, path: str | os.PathLike[str], embeddings: Embeddings) -> ExemplarStore:
         """Open the store that stands in a file of SQLite's alone. Raises `StoreFileError` for a missing or foreign
         file."""
-        return cls.open(_address(path), embeddings)
+        return cls.open(address(path), embeddings)
 
     @classmethod
     def empty(
@@ -129,20 +122,15 @@ class ExemplarStore(OpenStore):
         embeddings: Embeddings,
         url: str | URL | None = None,
         *,
-        name: str = "exemplars",
         input_key: str = "text",
         output_key: str | None = None,
         owner_key: str | None = None,
-        vectors_in_memory: bool = True,
-        batch: bool = False,
+        **options: Any,
     ) -> ExemplarStore:
         """A store without exemplars, to be filled by `add`, `maintenance` or `sync_from`. The model embeds one public
-        word. Raises `StoreError` for a collection that has content already."""
+        word. ``options`` are those of the class. Raises `StoreError` for a collection that has content already."""
         keys = RecordKeys(input_key, output_key, owner_key)
-        nothing = check_records([], keys, None)
-        _check_free(url, name)
-        arrival = Arrival(nothing, embed(embeddings, ["word"])[:0], ())
-        return cls._filled(arrival, embeddings, url, name, keys, batch, vectors_in_memory)
+        return cls._filled(check_records([], keys, None), None, embeddings, url, keys, **options)
 
     @classmethod
     def from_records(
@@ -171,24 +159,40 @@ class ExemplarStore(OpenStore):
         already.
         """
         keys = RecordKeys(input_key, output_key, owner_key)
-        checked = check_records(records, keys, ids, may_be_empty=False)
-        _check_free(url, name)
-        matrix = checked.embed(embeddings, vectors, None, progress=progress, batch=batch)
-        arrival = Arrival(checked, matrix, [""] * len(matrix))
-        return cls._filled(arrival, embeddings, url, name, keys, batch, vectors_in_memory)
+        return cls._filled(
+            check_records(records, keys, ids, may_be_empty=False),
+            vectors,
+            embeddings,
+            url,
+            keys,
+            name=name,
+            progress=progress,
+            vectors_in_memory=vectors_in_memory,
+            batch=batch,
+        )
 
     @classmethod
     def _filled(
         cls,
-        arrival: Arrival,
+        checked: Batch,
+        vectors: Vectors | None,
         embeddings: Embeddings,
         url: str | URL | None,
-        name: str,
         keys: RecordKeys,
-        batch: bool,
-        vectors_in_memory: bool,
+        *,
+        documents: Sequence[str] | None = None,
+        name: str = "exemplars",
+        progress: bool = False,
+        batch: bool = False,
+        vectors_in_memory: bool = True,
     ) -> ExemplarStore:
-        """A new store with these records."""
+        """A new store with these records, and their ids as documents. Nothing is embedded if it cannot be made."""
+        _check_free(url, name)
+        if checked.texts:
+            matrix = checked.embed(embeddings, vectors, None, progress=progress, batch=batch)
+        else:
+            matrix = embed(embeddings, ["word"])[:0]
+        arrival = Arrival(checked, matrix, documents or [""] * len(matrix))
         store = cls(
             IN_MEMORY if url is None else url,
             embeddings,
@@ -196,10 +200,10 @@ class ExemplarStore(OpenStore):
             **keys._asdict(),
             vectors_in_memory=vectors_in_memory,
             batch=batch,
-            dimension=arrival.matrix.shape[1],
+            dimension=matrix.shape[1],
         )
         try:
-            tables.check_alike(store._collection, arrival.matrix.shape[1], keys)
+            tables.check_alike(store._collection, matrix.shape[1], keys)
             store._database.run(partial(_fill, collection=store._collection, arrival=arrival))
         except BaseException:
             store.close()
@@ -263,12 +267,10 @@ class ExemplarStore(OpenStore):
         url: str | URL | None = None,
         *,
         embeddings: Embeddings | None = None,
-        name: str = "exemplars",
         input_key: str = "text",
         output_key: str | None = None,
         owner_key: str | None = None,
-        vectors_in_memory: bool = True,
-        batch: bool = False,
+        **options: Any,
     ) -> ExemplarStore:
         """Copy a collection as it stands: texts, metadata, ids and vectors. Nothing is embedded again.
 
@@ -282,6 +284,7 @@ class ExemplarStore(OpenStore):
         defaults to the collection's own model and must be the one that made its vectors. The rest as in
         `from_documents`. The store compares by cosine. A collection that was searched by cosine, or that holds vectors
         of norm 1, ranks as it did, by inner product and by Euclidean distance alike; another may rank differently.
+        ``options`` are those of the class.
         Later changes to the collection reach the store with `sync_from`; `forget` does not reach the collection.
         """
         documents, vectors = contents_of(vectorstore)
@@ -291,10 +294,8 @@ class ExemplarStore(OpenStore):
             raise InvalidParameter("embeddings", None, "given if the collection does not name its embedding model")
         keys = RecordKeys(input_key, output_key, owner_key)
         checked = check_records(records_of(documents, input_key), keys, None, may_be_empty=False)
-        _check_free(url, name)
-        matrix = checked.embed(embeddings, vectors, None)
-        arrival = Arrival(checked, matrix, [str(document.id) for document in documents])
-        return cls._filled(arrival, embeddings, url, name, keys, batch, vectors_in_memory)
+        ids = [str(document.id) for document in documents]
+        return cls._filled(checked, vectors, embeddings, url, keys, documents=ids, **options)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Let a store in memory live in a new file of SQLite's from now on: whole, or not at all. Mode 0600.
@@ -317,7 +318,7 @@ class ExemplarStore(OpenStore):
                     before = self._database
                     before.copy_to(str(part))
                     os.link(part, target)
-                    self._database = StoreDatabase(_address(target))
+                    self._database = StoreDatabase(address(target))
                     self._database.opened = True
                     before.close()  # whoever waits for it finds no table there
             finally:
@@ -400,8 +401,4 @@ def address(place: str | os.PathLike[str] | URL) -> URL | str:
     """The address of a database: as it is, or that of a file of SQLite's."""
     if isinstance(place, URL) or "://" in str(place):
         return place  # type: ignore[return-value]
-    return _address(place)
-
-
-def _address(path: str | os.PathLike[str]) -> URL:
-    return URL.create("sqlite", database=str(path_of("path", path).absolute()))
+    return URL.create("sqlite", database=str(path_of("path", place).absolute()))
