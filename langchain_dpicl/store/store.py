@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import URL, Connection
 
-from langchain_dpicl.durable import sync_folder
+from langchain_dpicl.durable import replacing, sync_folder
 from langchain_dpicl.errors import (
     InvalidParameter,
     InvalidRecords,
@@ -309,20 +308,15 @@ class ExemplarStore(OpenStore):
             return
         if not self._database.is_in_memory:
             raise StoreFileError("the store lives in a database already, and a copy of it could not be made to forget")
-        part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
         fault = ""
         try:
-            os.close(os.open(part, os.O_CREAT | os.O_EXCL, 0o600))
-            try:
-                with self._database.following, self._database.alone():
-                    before = self._database
-                    before.copy_to(str(part))
-                    os.link(part, target)
-                    self._database = StoreDatabase(address(target))
-                    self._database.opened = True
-                    before.close()  # whoever waits for it finds no table there
-            finally:
-                os.unlink(part)
+            with self._database.following, self._database.alone():
+                before = self._database
+                with replacing(target, is_new=True) as file:
+                    before.copy_to(file.name)
+                self._database = StoreDatabase(address(target))
+                self._database.opened = True
+                before.close()  # whoever waits for it finds no table there
             sync_folder(target)
         except FileExistsError:
             raise StoreFileChanged(f"there is a file {target.name!r} already: nothing was written") from None

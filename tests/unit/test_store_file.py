@@ -124,7 +124,7 @@ def test_a_fault_while_saving_leaves_nothing(memory: Place, path: Path, monkeypa
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "link", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(StoreFileError, match="No space left"):
             store.save(path)
     assert list(path.parent.iterdir()) == []
