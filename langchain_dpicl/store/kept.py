@@ -18,8 +18,8 @@ import numpy as np
 from sqlalchemy.engine import URL
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.store.base import Arrival, Held
-from langchain_dpicl.store.maintenance import some
+from langchain_dpicl.store.base import Arrival
+from langchain_dpicl.store.maintenance import content_of, some
 from langchain_dpicl.store.notes import Notes, OpenedBudget, notes_beside
 from langchain_dpicl.store.records import (
     Batch,
@@ -115,7 +115,7 @@ def without(store: ExemplarStore, records: Sequence[Mapping[str, Any]]) -> Trial
     """A store's exemplars but those of the owners of these records. Nothing is embedded."""
     keys = RecordKeys(store.input_key, store.output_key, store.owner_key)
     batch = check_records(records, keys, None)
-    held, vectors = _content_of(store)
+    held, vectors = content_of(store)
     kept: list[int] = []
     left: list[dict[str, Any]] = []
     out = set(batch.owners or batch.contents)
@@ -166,13 +166,6 @@ def kept_store(
         raise
 
 
-def _content_of(store: ExemplarStore) -> tuple[list[Held], Vectors]:
-    """All records, and their vectors."""
-    with store.reading() as view:
-        rows, _ = view.rows_of(view.numbers)
-        return view.records(rows), view.vectors(rows)
-
-
 def _place_of(store: ExemplarStore) -> str:
     """Its file's name, or that of its collection."""
     path = store._database.path
@@ -184,7 +177,7 @@ def _made_equal(store: ExemplarStore, keys: RecordKeys, batch: Batch, notes: Not
 
     Nobody else follows meanwhile. Raises `InvalidParameter` for a store that is not these records' own.
     """
-    held, vectors = _content_of(store)
+    held, vectors = content_of(store)
     was_forgotten = store._forgotten()
     known = {str(unpack(each.content).get(store.input_key)): row for row, each in enumerate(held)}
     own = RecordKeys(store.input_key, store.output_key, store.owner_key)

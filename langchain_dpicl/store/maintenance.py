@@ -64,9 +64,7 @@ def follow_collection(store: OpenStore, vectorstore: VectorStore) -> IndexingRes
     batch = checked(store, documents)
     matrix = batch.embed(store.embeddings, vectors, store.dimension)
     wanted = [str(document.id) for document in documents]
-    with store.reading() as view:
-        rows, _ = view.rows_of(view.numbers)
-        records, there = view.records(rows), view.vectors(rows)
+    records, there = content_of(store)
     stand = {each.document: i for i, each in enumerate(records)}
     new = [i for i, document in enumerate(wanted) if document not in stand]
     changed = [
@@ -99,6 +97,13 @@ def checked(store: OpenStore, documents: Iterable[Document]) -> Batch:
     """Documents, checked and packed under the store's keys. Raises `InvalidRecords`."""
     keys = RecordKeys(store.input_key, store.output_key, store.owner_key)
     return check_records(records_of(documents, store.input_key), keys, None)
+
+
+def content_of(store: OpenStore) -> tuple[list[Held], Vectors]:
+    """All records of a store as they stand, and their vectors. Private."""
+    with store.reading() as view:
+        rows, _ = view.rows_of(view.numbers)
+        return view.records(rows), view.vectors(rows)
 
 
 def some(batch: Batch, chosen: Sequence[int]) -> Batch:

@@ -469,6 +469,7 @@ def test_a_kept_store_follows_its_file_and_embeds_only_what_is_new(
     assert len(model.seen) == 1, "one text shows that the model is still the same"
     assert len(ExemplarStore.load("s.db", model).released_once) == 1
 
+    served = ExemplarStore.load("s.db", model)  # as a server has it open meanwhile
     changed = ["new text,good,p0", "text 1,bad,p0", *rows[2:198]]  # a text, a label, two records gone
     (tmp_path / "r.csv").write_text(csv_of(",", *changed, header=header))
     model.seen.clear()
@@ -476,6 +477,7 @@ def test_a_kept_store_follows_its_file_and_embeds_only_what_is_new(
     assert model.seen[1:] == ["new text"]
     store = ExemplarStore.load("s.db", model)
     assert (len(store), store.owner_count, len(store.released_once)) == (198, 99, 1)
+    assert (len(served), served.owner_count) == (198, 99)
 
     assert run(capsys, "forget", "--store", "s.db", "--owner", "p7")[0] == 0
     assert "2 records of forgotten owners are left out" in run(capsys, *kept)[2]
