@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.errors import PlanMismatch as PlanMismatch
     from langchain_dpicl.errors import PrivacyBudgetExceeded as PrivacyBudgetExceeded
     from langchain_dpicl.errors import PrivacyWarning as PrivacyWarning
+    from langchain_dpicl.errors import QuotaExceeded as QuotaExceeded
     from langchain_dpicl.errors import ReleaseFailed as ReleaseFailed
     from langchain_dpicl.errors import ShutWithinCall as ShutWithinCall
     from langchain_dpicl.errors import StoreError as StoreError
@@ -98,8 +99,8 @@ _HOMES = {
     "errors": (
         "AccountingError BudgetError DPICLError InfeasiblePlan InvalidConfiguration InvalidParameter InvalidRecords "
         "LedgerError LocalModelError MembersAbstained MissingExtra ModelLost ModelUnavailable PlanError "
-        "PlanIncomplete PlanMismatch PrivacyBudgetExceeded PrivacyWarning ReleaseFailed ShutWithinCall StoreError "
-        "StoreFileChanged StoreFileError UnknownOwner UnsafeConfigurationError"
+        "PlanIncomplete PlanMismatch PrivacyBudgetExceeded PrivacyWarning QuotaExceeded ReleaseFailed ShutWithinCall "
+        "StoreError StoreFileChanged StoreFileError UnknownOwner UnsafeConfigurationError"
     ),
     "members.chains": "keywords_to_answer",
     "members.scoring": "LabelScorer",

@@ -25,6 +25,7 @@
     │   └── PlanMismatch                   the ledger holds another plan
     └── BudgetError                        the ledger
         ├── PrivacyBudgetExceeded          the plan's releases are spent: the answer is no
+        │   └── QuotaExceeded              the caller's own part of them is spent: others may go on
         └── LedgerError                    the ledger cannot be opened, read or written
 
     PrivacyWarning (UserWarning)           legal, but worth a second thought
@@ -223,6 +224,10 @@ class BudgetError(DPICLError):
 
 class PrivacyBudgetExceeded(BudgetError):
     """The plan's releases are spent. The request cost nothing; no later request can succeed."""
+
+
+class QuotaExceeded(PrivacyBudgetExceeded):
+    """The caller has had its own part of a shared budget. The request cost nothing; other callers' may succeed."""
 
 
 class LedgerError(BudgetError):

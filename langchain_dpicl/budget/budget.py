@@ -104,6 +104,10 @@ class PrivacyBudget(Accounting, Closed):
         ``"zero_shot"`` answer, marked as such.
     soft_limit, on_soft_limit
         A share of the releases (say 0.8): the charge that reaches it logs a warning and calls ``on_soft_limit``.
+    quota
+        For a budget that callers share: the most new answers, of whatever length, that one principal (`acting_for`)
+        gets of each line; or a mapping of names to such numbers. A request beyond it raises `QuotaExceeded` and costs
+        nothing. It is no part of the guarantee, nor of the plan: the number may be changed.
     accept_noise
         Freeze the plan even if its noise overturns an answer on which all expected outputs agree in more than one of
         ten releases. Otherwise the first release raises `InfeasiblePlan`, which names what helps, and charges nothing.
@@ -133,6 +137,7 @@ class PrivacyBudget(Accounting, Closed):
         on_exhausted: OnExhausted = "raise",
         soft_limit: float | None = None,
         on_soft_limit: Callable[[SoftLimit], Any] | None = None,
+        quota: int | Mapping[str, int] | None = None,
         accept_noise: bool = False,
     ) -> None:
         self.epsilon = checks.positive("epsilon", epsilon)
@@ -164,7 +169,8 @@ class PrivacyBudget(Accounting, Closed):
             raise InvalidParameter("accept_noise", accept_noise, "True or False")
         self.accept_noise = accept_noise
         self._vets: dict[str, Callable[[PlanLine], None]] = {}
-        self._policy = Policy(scope, replay, replay_patience, keep_queries, on_exhausted, soft_limit, on_soft_limit)
+        own = on_exhausted, soft_limit, on_soft_limit, quota
+        self._policy = Policy(scope, replay, replay_patience, keep_queries, *own)
         if not is_name(name):
             raise InvalidParameter("name", name, NAME)
         self.name = name
@@ -274,7 +280,7 @@ class PrivacyBudget(Accounting, Closed):
 
     def _refuse_other(self, frozen: Mapping[str, object], asked: Mapping[str, object]) -> None:
         """Raise `PlanMismatch` if frozen values are not as asked; it names them."""
-        if words := different(frozen, asked):
+        if words := terms.different(frozen, asked):
             raise PlanMismatch(
                 f"the budget {self.name!r} was frozen at first use with {words}; use another name for another plan "
                 "(both then count: their losses add up)"
@@ -313,7 +319,7 @@ class PrivacyBudget(Accounting, Closed):
                 self._refuse_other(_values(self._lines[name].plan_line), chosen)
                 return
             request, before = self._declared.get(name, (asked, chosen))
-            if words := different(before, chosen):
+            if words := terms.different(before, chosen):
                 raise PlanMismatch(f"the line {name!r} was declared with {words}")
             if rate_is_explicit:
                 public = asked.owners if request.owners is None else request.owners  # a number that is public stays
@@ -486,10 +492,16 @@ class PrivacyBudget(Accounting, Closed):
         }
 
     def principals(self) -> dict[str, dict[str, int]]:
-        """The releases of each principal on each line; empty if all callers share one counter."""
+        """The releases of each principal on each line. If all callers share one counter, of those with a quota."""
         stored = self._find()
         found = {} if stored is None else self._ledger.by_principal(stored.id)
         return {principal: spent for principal, spent in sorted(found.items()) if principal}
+
+    def quota_of(self, principal: str | None) -> tuple[int | None, dict[str, int]]:
+        """The most answers that a caller gets of each line (None: no limit), and what it has taken of them."""
+        most = self._policy.most(principal)
+        taken = {} if most is None else self.principals()
+        return most, taken.get(principal or "", {})
 
     def private_ticket_report(self) -> TicketReport:
         """The numbers of owners by their used tickets. PRIVATE, for the deployer alone.
@@ -669,12 +681,6 @@ class PrivacyBudget(Accounting, Closed):
             f"PrivacyBudget(epsilon={self.epsilon:g}, delta={self.delta:g}, releases={self.releases}, "
             f"name={self.name!r}, spent={spent})"
         )
-
-
-def different(known: Mapping[str, object], asked: Mapping[str, object]) -> str:
-    """The values that are not as asked, in words; "" if all are. Only values that both have are compared."""
-    names = [name for name in known if name in asked and known[name] != asked[name]]
-    return ", ".join(f"{name} {known[name]!r} (asked: {asked[name]!r})" for name in names)
 
 
 def _values(line: LineRequest, defaults: Options | None = None) -> dict[str, object]:

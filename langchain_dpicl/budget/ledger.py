@@ -26,7 +26,7 @@ from langchain_dpicl.budget.schema import ADVICE, Account, Charge, Claim, charge
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.budget.tickets import TicketLine, TicketPayment
 from langchain_dpicl.budget.witness import CounterKey, Witness, move, rolled_back, step_digest
-from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyWarning
+from langchain_dpicl.errors import InvalidParameter, LedgerError, PrivacyWarning, QuotaExceeded
 from langchain_dpicl.sql import OwnLock, TryAgain, direct, insert, transaction
 
 UNWATCHED: Where = "unwatched:"
@@ -41,6 +41,19 @@ fewer units are left."""
 
 class DoesNotFit(Exception):
     """Raised in a charge's transaction: fewer units are left. It rolls back, and nothing is charged."""
+
+
+@dataclass(frozen=True)
+class Quota:
+    """The most answers that one principal may take of a counter that all share. It has a row among the counters, too.
+
+    No statement about privacy: that is the shared counter's. A row without the witness's mark may lose what others
+    took, and then gives them more of what is left for all.
+    """
+
+    budget: str
+    principal: str
+    most: int
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,8 @@ class ChargeRequest:
         other, so no two of them miss one another.
     tickets
         The payment of the owners, if owners pay.
+    quota
+        The part of the counter that its caller may take at most, in new charges.
     overdue
         Claims (query to number) that are waited for no longer: a charge of one's own takes them over.
     """
@@ -71,6 +86,7 @@ class ChargeRequest:
     replay: bool = True
     others: bool = False
     tickets: TicketPayment | None = None
+    quota: Quota | None = None
     overdue: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -191,6 +207,8 @@ class Ledger(StoredLedger):
             return list(map(entries.__getitem__, keys))
         # Count, and let the owners pay.
         made, lost = _count(connection, request, list(map(request.queries.__getitem__, new.values())))
+        if request.quota is not None:
+            _take(connection, request.account, request.quota, len(made))
         if request.tickets is not None:
             made = request.tickets(connection, made, list(new.values()), lost)
         charged = dict(zip(new, made, strict=True))
@@ -394,6 +412,22 @@ def _count(
     if not at_once:
         direct(connection, _WRITE, *rows)
     return made, lost
+
+
+def _take(connection: Connection, account: Account, quota: Quota, count: int) -> None:
+    """Take so many answers of a caller's quota, while the shared counter's row is held. Raises `QuotaExceeded`."""
+    own = account._replace(principal=quota.principal)
+    taken = connection.scalar(sa.select(counters.c.spent).where(own.counter))
+    if (taken or 0) + count > quota.most:
+        raise QuotaExceeded(
+            f"the quota of {quota.principal!r} on the budget {quota.budget!r} is {quota.most} answers, of which "
+            f"{max(0, quota.most - (taken or 0))} are left, and {count} are needed: nothing was released and nothing "
+            "charged. Other callers may go on"
+        )
+    if taken is None:
+        insert(connection, counters, {"id": schema.new_id(), **own._asdict(), "allowed": quota.most, "spent": count})
+    else:
+        connection.execute(sa.update(counters).where(own.counter).values(allowed=quota.most, spent=taken + count))
 
 
 def _add_principal(connection: Connection, account: Account, count: int) -> bool:

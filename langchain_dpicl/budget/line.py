@@ -18,7 +18,7 @@ from operator import methodcaller
 from typing import Any, Final, cast
 
 from langchain_dpicl.budget import terms
-from langchain_dpicl.budget.ledger import ChargeRequest, Ledger
+from langchain_dpicl.budget.ledger import ChargeRequest, Ledger, Quota
 from langchain_dpicl.budget.schema import UNLIMITED, Account, Charge, Claim, StoredPlan, utc_now
 from langchain_dpicl.budget.terms import Policy, Receipt, Replayed, SoftLimit
 from langchain_dpicl.budget.tickets import EligibleOwners, TicketLine, TicketPayment
@@ -170,7 +170,8 @@ class BudgetLine(Accounting):
     ) -> Flow[list[Charge | Replayed]]:
         """Charge a release for each query durably, all or none. Every error costs nothing.
 
-        Each release is one row of the ledger and one `Charge`. Raises `PrivacyBudgetExceeded` if fewer are left. An
+        Each release is one row of the ledger and one `Charge`. Raises `PrivacyBudgetExceeded` if fewer are left, of
+        all or (`QuotaExceeded`) for this caller. An
         answered query comes back as `Replayed` and costs nothing; equal queries share one charge (the same object).
         The flow waits for queries that another caller has charged and not answered yet, at most the budget's
         ``replay_patience`` by this process's monotonic clock; then it charges them anew. While it waits it holds no
@@ -207,6 +208,9 @@ class BudgetLine(Accounting):
                 "threshold (threshold=-1 makes every owner eligible); nothing was charged"
             )
         account = self._account(principal)
+        quota = None
+        if self._policy.quota is not None:
+            quota = self._quota(principal)
         request = ChargeRequest(
             account,
             queries,
@@ -214,11 +218,18 @@ class BudgetLine(Accounting):
             replay=bool(self._policy.replay),
             others=self._has_others,
             tickets=None if self.tickets is None else TicketPayment(self.tickets, owners or ()),
+            quota=quota,
         )
         found = yield partial(self._claim, request)
         if isinstance(found, dict):
             found = yield from self._wait(request, found)
         return cast("list[Charge | Replayed]", found)
+
+    def _quota(self, principal: str | None) -> Quota | None:
+        most = self._policy.most(principal)
+        if most is None:
+            return None
+        return Quota(self._stored.name, str(principal), most)
 
     def _wait(self, request: ChargeRequest, claims: Mapping[str, Claim]) -> Flow[list[Charge | Replayed]]:
         """Wait for the claims of other callers, and charge what nobody has answered by then."""

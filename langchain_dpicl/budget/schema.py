@@ -3,7 +3,8 @@
 - plans: frozen content under a name, and its scope. The ids of plans and counters are random: whoever knows one finds
   that plan or counter in a copy of the ledger, or nothing
 - counters: the allowance and what is spent, one row per line, and per line and principal in a ``per_principal`` plan
-  (there the row without a principal holds the allowance and is never spent). ``spent`` only grows and gives out the
+  (there the row without a principal holds the allowance and is never spent). In a ``shared`` plan the row of a
+  principal counts its answers, if the budget has a ``quota``. ``spent`` only grows and gives out the
   numbers; ``spent - returned`` counts against the allowance: ``returned`` are tokens that were charged and never
   sampled. ``lost`` is the part of ``spent`` counted for charges that the ledger may have lost (`witness`); if owners
   pay with tickets, each of them has so many fewer

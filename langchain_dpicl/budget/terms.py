@@ -72,6 +72,7 @@ class Policy:
     on_exhausted: OnExhausted = "raise"
     soft_limit: float | None = None
     on_soft_limit: Callable[[SoftLimit], Any] | None = None
+    quota: int | Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -83,6 +84,13 @@ class Policy:
             object.__setattr__(self, "soft_limit", checks.real("soft_limit", self.soft_limit, above=0.0, at_most=1.0))
         if self.on_soft_limit is not None and not callable(self.on_soft_limit):
             raise InvalidParameter("on_soft_limit", type(self.on_soft_limit).__name__, "a function of one argument")
+        if self.quota is None:
+            return
+        if self.scope == "per_principal":
+            raise InvalidParameter("quota", self.quota, "None if each caller has a counter of its own")
+        limits = self.quota if isinstance(self.quota, Mapping) else {"": self.quota}
+        for name, most in limits.items():
+            checks.whole(f"quota[{name!r}]" if name else "quota", most)
 
     def principal(self, principal: str | None) -> str:
         """The key of a request's counter: "" if all callers share one. `InvalidParameter` if no principal is set."""
@@ -94,6 +102,16 @@ class Policy:
             return _checked(principal, "replays an answer to the caller who asked for it")
         return self.principal(principal)
 
+    def most(self, principal: str | None) -> int | None:
+        """The most answers that a caller gets of each line; None: no limit. `InvalidParameter` if no principal is set.
+
+        A caller whom a mapping does not name has no limit of its own.
+        """
+        if self.quota is None:
+            return None
+        name = _checked(principal, "limits what each one takes")
+        return self.quota.get(name) if isinstance(self.quota, Mapping) else self.quota
+
 
 def _checked(principal: str | None, reason: str) -> str:
     if not is_name(principal):
@@ -103,6 +121,12 @@ def _checked(principal: str | None, reason: str) -> str:
             f"the authenticated caller, {NAME} (see acting_for): this budget {reason}",
         )
     return principal
+
+
+def different(known: Mapping[str, object], asked: Mapping[str, object]) -> str:
+    """The values that are not as asked, in words; "" if all are. Only values that both have are compared."""
+    names = [name for name in known if name in asked and known[name] != asked[name]]
+    return ", ".join(f"{name} {known[name]!r} (asked: {asked[name]!r})" for name in names)
 
 
 # -- receipts ----------------------------------------------------------------------------------------------------------

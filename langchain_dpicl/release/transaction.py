@@ -39,6 +39,7 @@ from langchain_dpicl.errors import (
     InvalidParameter,
     LedgerError,
     PrivacyBudgetExceeded,
+    QuotaExceeded,
     UnsafeConfigurationError,
 )
 from langchain_dpicl.private import boundary
@@ -286,6 +287,8 @@ def _charged(release: Release, requests: Sequence[Request], ready: Sequence[Any]
     while True:
         try:
             return (yield from pay(units=units))
+        except QuotaExceeded:  # it counts answers: fewer units would not help
+            raise
         except PrivacyBudgetExceeded:
             if units <= 1 or not (left := line.remaining(principal)):
                 raise
