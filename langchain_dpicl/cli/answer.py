@@ -48,6 +48,7 @@ def answer_options(parser: Any) -> None:
     """
     add_run(parser, answer)
     parser.add_argument("--config", metavar="FILE", help="a server's file, instead of all options but the questions'")
+    parser.add_argument("--path", help="with --config: which of its releases is asked, if it has several")
     parser.add_argument("--caller", metavar="NAME", help="with --config: the caller who asks (default: anonymous)")
     add_private_data(parser, "text", "label", required=False)
     parser.add_argument("--head", metavar="FILE", help="what `dpicl fit` has written (mode head: nothing is charged)")
@@ -86,7 +87,7 @@ def answer(options: argparse.Namespace) -> int:
     for name in ("data", "epsilon"):
         if getattr(options, name) is None:
             raise InvalidParameter(f"--{name}", None, "given, except with --mode head and --config")
-    for name, instead in (("head", "--mode head"), ("caller", "--config")):
+    for name, instead in (("head", "--mode head"), ("caller", "--config"), ("path", "--config")):
         if getattr(options, name):
             raise InvalidParameter(f"--{name}", getattr(options, name), f"left out, or {instead}")
     settings = spec_of(options)
@@ -139,18 +140,19 @@ def _answer_as_served(options: argparse.Namespace) -> int:
     from langchain_dpicl.serving.config import read
     from langchain_dpicl.store.records import RecordKeys
 
-    check_only(options, {"config", "caller", "question", "test", "limit", "compare", *READING}, "--config")
+    check_only(options, {"config", "path", "caller", "question", "test", "limit", "compare", *READING}, "--config")
     if not options.question and not options.test:
         raise InvalidParameter("--question", None, "at least one --question, or --test FILE")
     settings = read(options.config)
-    if settings.chain is not None:
+    served = settings.at(options.path)
+    if served.chain is not None:
         raise InvalidParameter("--config", options.config, "a file with a release or a head, not a chain of your own")
-    made = settings.build()
-    if settings.head is not None:
+    made = settings.chains()[served.path]
+    if served.head is not None:
         return answer_by_head(options, cast("PrivateHead", made))
-    assert settings.release is not None
+    assert served.release is not None
     (release,) = releases_in(made)
-    keys, outputs = RecordKeys(release.store.input_key, release.store.output_key, None), settings.release.outputs
+    keys, outputs = RecordKeys(release.store.input_key, release.store.output_key, None), served.release.outputs
     tests = read_file(options, options.test, keys, **outputs) if options.test else []
     with acting_for(options.caller or "anonymous"):
         return _asked(Session(release, options), known_answers(tests, keys, outputs))

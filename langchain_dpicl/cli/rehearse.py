@@ -26,6 +26,7 @@ def rehearse_options(parser: Any) -> None:
     """
     add_run(parser, rehearse)
     parser.add_argument("--config", metavar="FILE", required=True, help="YAML or TOML, as for `dpicl serve`")
+    parser.add_argument("--path", help="which of its releases is rehearsed, if it has several")
     parser.add_argument("--examples", metavar="FILE", help="public examples: JSON lines or CSV with the store's keys")
     parser.add_argument(
         "--example", metavar="JSON", action="append", default=[], help="one public example; may be repeated"
@@ -42,7 +43,8 @@ def rehearse(options: argparse.Namespace) -> int:
     from langchain_dpicl.store.datacheck import NO_KEYS
     from langchain_dpicl.store.records import RecordKeys
 
-    settings = read(options.config)
+    served = read(options.config)
+    settings = served.at(options.path)
     if options.examples and settings.store is not None:
         for private in filter(None, (settings.store.file, settings.store.data)):
             path = settings.folder / private
@@ -56,7 +58,7 @@ def rehearse(options: argparse.Namespace) -> int:
         raise InvalidParameter("--examples", None, "a file of public examples, or at least one --example")
     is_object = options.question.lstrip().startswith("{")
     question: Any = _object("--question", options.question) if is_object else options.question
-    releases = [part for part in releases_in(settings.build()) if isinstance(part, SealedRelease)]
+    releases = [part for part in releases_in(served.chains()[settings.path]) if isinstance(part, SealedRelease)]
     if not releases:
         raise InvalidParameter("config", options.config, "a chain with a sealed release, which has members to rehearse")
     if isinstance(question, str) and settings.chain is None:

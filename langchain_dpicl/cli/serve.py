@@ -102,7 +102,8 @@ def serve(options: argparse.Namespace) -> int:
         {"labels": list(head.labels), "embedder": head.embedder, "input_key": head.input_key, "receipt": head.receipt}
         for head in heads_in(app.state.chain)
     ]
-    where = f"http://{server.host}:{server.port}{server.path}"
+    origin = f"http://{server.host}:{server.port}"
+    paths = {each.path: each.callers for each in settings.served}
     keys = settings.api_keys()
     callers = f"keys: {', '.join(keys.names)}" if keys else "no keys, this machine only"
     words = []
@@ -123,8 +124,18 @@ def serve(options: argparse.Namespace) -> int:
         spent = f"epsilon {cost['epsilon_spent']:.3g} of {cost['epsilon']:g} spent at delta {cost['delta']:.2g}"
         words.append(f"head {cost['id']}: {', '.join(head['labels'])}\n  released once: {cost['mechanism']}; {spent}")
         words.append(f"  no last answer, and none costs anything; embeddings: {head['embedder']}")
-    words.append(f"{where} (workers: {server.workers}; {callers})")
-    facts = {"url": where, "workers": server.workers, "keys": len(keys.names) if keys else 0, "budgets": budgets}
+    words += _several_promises(budgets)
+    for path, some in paths.items():
+        who = callers if some is None else f"keys: {', '.join(some)}"
+        words.append(f"{origin}{path} (workers: {server.workers}; {who})")
+    urls = [f"{origin}{path}" for path in paths]
+    facts = {
+        "url": urls[0],
+        "urls": urls,
+        "workers": server.workers,
+        "keys": len(keys.names) if keys else 0,
+        "budgets": budgets,
+    }
     facts |= {"heads": heads} if heads else {}
     show(options, facts, "\n".join(words), indent=None)  # one line: the server's log follows
     if options.check:
@@ -154,3 +165,14 @@ def serve(options: argparse.Namespace) -> int:
             os.environ[FOLDER] = until_the_end.enter_context(tempfile.TemporaryDirectory(prefix="dpicl-metrics-"))
         uvicorn.run("langchain_dpicl.serving.app:from_environment", factory=True, workers=server.workers, **how)
     return 0
+
+
+def _several_promises(budgets: list[dict[str, Any]]) -> list[str]:
+    """Return what somebody is promised whose records are in the data of all budgets: losses add up."""
+    if len(budgets) < 2:
+        return []
+    epsilon, delta = (sum(each[name] for each in budgets) for name in ("epsilon", "delta"))
+    return [
+        f"{len(budgets)} budgets are {len(budgets)} promises. They add up for whoever is in the data of all: epsilon "
+        f"{epsilon:g} at delta {delta:.2g}. One budget beside releases is one promise for all of them"
+    ]

@@ -16,13 +16,15 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import Runnable
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -35,11 +37,11 @@ from langchain_dpicl.private import notes
 from langchain_dpicl.release.advice import poor_plan
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.serving import logs
-from langchain_dpicl.serving.config import Configuration, read
-from langchain_dpicl.serving.guards import ApiKeys, failure_of
+from langchain_dpicl.serving.config import Configuration, joined, read
+from langchain_dpicl.serving.guards import ApiKeys, Limits, Slots, failure_of
 from langchain_dpicl.serving.health import Readiness
 from langchain_dpicl.serving.metrics import Metrics
-from langchain_dpicl.serving.routes import add_dp_routes, heads_in
+from langchain_dpicl.serving.routes import add_limited, heads_in
 from langchain_dpicl.serving.state import by_budget, unit_of
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 ENVIRONMENT = "DPICL_SERVE"
+_CORS_SENT = ["Authorization", "Content-Type", "X-Request-ID"]
+_CORS_READ = ["Retry-After", "X-Request-ID"]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; "
@@ -64,10 +68,10 @@ _HEADERS = {
 
 
 def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None) -> FastAPI:
-    """Make the application: ``chain`` (default: the configuration's own) under ``server.path``.
+    """Make the application: each chain of the configuration under its path; or ``chain`` instead of the only one.
 
     Every error is JSON with ``error`` and ``message``. Raises `InvalidParameter` unless there are keys, or
-    ``anonymous: true`` on a loopback address. ``state.chain`` of the application is the chain.
+    ``anonymous: true`` on a loopback address. ``state.chain`` of the application is the chain, or all of them.
     """
     from fastapi import APIRouter, FastAPI, Security
     from fastapi.security import HTTPBearer
@@ -82,7 +86,8 @@ def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None)
         raise InvalidParameter("keys", "none", bound)
     if settings.metrics is not None and keys and settings.metrics.key is None:
         raise InvalidParameter("metrics.key", None, "the hash of a key for whoever reads the metrics (--new-key)")
-    runnable = settings.build() if chain is None else chain
+    chains = settings.chains() if chain is None else {settings.at(None).path: chain}
+    runnable = joined(chains)
     metrics: Metrics | None = None
     operator: Callable[[Request], str | None] = _local_caller
     if settings.metrics is not None:
@@ -92,34 +97,32 @@ def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None)
     app = FastAPI(title=server.title, docs_url=None, redoc_url=None, lifespan=lambda _: _life(runnable, metrics))
     bearer = HTTPBearer(auto_error=False, description="A key of dpicl serve --new-key.")  # `ApiKeys` looks at it
     router = APIRouter(dependencies=[Security(bearer)] if keys else [])
-    principal_from = keys.principal if keys else _local_caller
-    limits = server.model_dump(include={"max_body_bytes", "max_batch", "max_concurrency", "body_seconds"})
-    add_dp_routes(router, runnable, server.path, principal_from=principal_from, **limits)
+    caller = keys.principal if keys else _local_caller
+    limits = Limits(**server.model_dump(include={each.name for each in fields(Limits)}))
+    slots = Slots(limits.max_concurrency)
+    readiness = {}
+    for each in settings.served:
+        served = chains[each.path]
+        add_limited(router, served, each.path, _among(each.callers, caller), limits, slots)
+        parts = releases_in(served), heads_in(served)
+        readiness[each.path] = Readiness(*parts, each.ready_question, "" if len(chains) == 1 else f"{each.path} ")
     app.include_router(router)
     if server.page:
-        about: dict[str, Any] = {"api": server.path, "title": server.title, "needs_key": bool(keys)}
-        if releases := releases_in(runnable):
-            about["line"], key = releases[0].line_name, releases[0].query_key
-            about["beside"] = bool(heads_in(runnable))
-            key = key if settings.chain else releases[0].selector.store.input_key
-        else:
-            about["head"], key = True, heads_in(runnable)[0].input_key
-        add_page(app, input_key=server.input_key or key, **about)
+        _add_pages(app, settings, chains)
 
     async def failed(request: Request, error: Exception) -> Response:
         failure = failure_of(error, request.scope["path"])
         request.state.dpicl_error = failure.error
         return failure.response()
 
-    readiness = Readiness(releases_in(runnable), heads_in(runnable), server.ready_question)
-
     async def health() -> Response:
         return JSONResponse({"alive": True})
 
     async def ready() -> Response:
-        parts = await readiness.look()
-        said = {"ready": all(parts.values()), **parts}
-        return JSONResponse(said, 200 if said["ready"] else 503)
+        looks = await asyncio.gather(*(each.look() for each in readiness.values()))
+        is_ready = all(all(parts.values()) for parts in looks)
+        said = dict(zip(readiness, looks, strict=True)) if settings.releases else looks[0]
+        return JSONResponse({"ready": is_ready, **said}, 200 if is_ready else 503)
 
     async def shown(request: Request) -> Response:
         assert metrics is not None
@@ -136,6 +139,8 @@ def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None)
     app.add_exception_handler(HTTPException, failed)
     app.add_exception_handler(Exception, failed)
     within = app.build_middleware_stack()  # the handler of unforeseen errors, too
+    if server.cors:
+        within = CORSMiddleware(within, server.cors, ["GET", "POST"], _CORS_SENT, expose_headers=_CORS_READ)
     app.middleware_stack = logs.Around(within, metrics, server.log_questions)
     return app
 
@@ -143,6 +148,44 @@ def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None)
 def _local_caller(request: Request) -> str | None:
     """One principal for this machine. Another name in the Host header is a web page that reaches through a browser."""
     return "anonymous" if request.url.hostname in LOOPBACK else None
+
+
+def _among(callers: Sequence[str] | None, caller: Callable[[Request], str | None]) -> Callable[[Request], str | None]:
+    """Return the caller of a request if it is one of some, or if everybody may ask."""
+
+    def found(request: Request) -> str | None:
+        name = caller(request)
+        if callers is not None and name not in callers:
+            raise HTTPException(403, "this key does not open this path")
+        return name
+
+    return found
+
+
+def _add_pages(app: FastAPI, settings: Configuration, chains: Mapping[str, Runnable[Any, Any]]) -> None:
+    """Add the page of each path: of the only one at ``/``, of several at their paths, and ``/`` lists them."""
+    titles = {}
+    for each in settings.served:
+        chain = chains[each.path]
+        titles[each.path] = each.title or settings.server.title
+        about: dict[str, Any] = {"api": each.path, "title": titles[each.path], "needs_key": bool(settings.keys)}
+        if releases := releases_in(chain):
+            about["line"], key = releases[0].line_name, releases[0].query_key
+            about["beside"] = bool(heads_in(chain))
+            key = key if each.chain else releases[0].selector.store.input_key
+        else:
+            about["head"], key = True, heads_in(chain)[0].input_key
+        add_page(app, path=each.path if settings.releases else "/", input_key=each.input_key or key, **about)
+
+    async def listed(request: Request) -> Response:
+        below = html.escape(str(request.scope.get("root_path", "")).rstrip("/"))
+        links = "".join(f'<li><a href="{below}{path}">{html.escape(titles[path])}</a> {path}' for path in titles)
+        head = f'<meta name="color-scheme" content="light dark"><title>{html.escape(settings.server.title)}</title>'
+        text = f'<!doctype html><html lang="en">{head}<h1>{html.escape(settings.server.title)}</h1><ul>{links}</ul>'
+        return HTMLResponse(text, headers={"Content-Security-Policy": "default-src 'none'", **_HEADERS})
+
+    if settings.releases:
+        app.add_route("/", listed, methods=["GET"], include_in_schema=False)
 
 
 def from_environment() -> FastAPI:

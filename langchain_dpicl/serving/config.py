@@ -1,23 +1,39 @@
 """The configuration file of ``dpicl serve``: YAML or TOML, checked as a whole before anything is opened.
 
 Either ``head`` names the file of a head, or ``chain`` a function of the deployer's own that makes the chain, or the
-sections ``store``, ``model``, ``release``, ``selector`` and ``budget`` describe one. ``keys`` are names and hashes;
-``server`` has a default for everything. Paths are relative to the file.
+sections ``store``, ``model``, ``release``, ``selector`` and ``budget`` describe one. Or ``releases`` is a list of such
+descriptions, each with its ``path``. ``keys`` are names and hashes; ``server`` has a default for everything. Paths are
+relative to the file.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from langchain_core.runnables import Runnable, RunnableParallel
+from pydantic import AfterValidator, Field
 
 from langchain_dpicl.errors import InvalidConfiguration, InvalidParameter
 from langchain_dpicl.serving.guards import ApiKeys, Limits
 from langchain_dpicl.serving.routes import PATH
 from langchain_dpicl.serving.secrets import KeyFile, filled, mapping_of
 from langchain_dpicl.spec import Spec, checked
+from langchain_dpicl.spec.conflicts import line_of
 from langchain_dpicl.spec.signatures import FilePath, Section, Text
+
+RoutePath = Annotated[str, Field(pattern=f"^{PATH}$")]
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:\d{1,5})?")
+
+
+def _origin(given: str) -> str:
+    if not _ORIGIN.fullmatch(given):
+        raise ValueError(
+            "an origin as browsers send it, such as https://app.example.com: no path, no / at its end, no *"
+        )
+    return given
 
 
 class ServerSection(Section):
@@ -26,7 +42,9 @@ class ServerSection(Section):
     host: Annotated[str, Field(pattern=r"^[\w.:%-]+$")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     workers: Annotated[int, Field(ge=1, le=64)] = 1
-    path: Annotated[str, Field(pattern=f"^{PATH}$")] = "/answer"
+    path: RoutePath = "/answer"
+    cors: list[Annotated[str, AfterValidator(_origin)]] = Field(default_factory=list)
+    """The origins of web pages elsewhere that may ask, each as a browser sends it: "https://app.example.com"."""
     page: bool = True
     title: Text = "Private answers"
     input_key: Text | None = None
@@ -62,8 +80,25 @@ class MetricsSection(Section):
     """Whether to name callers who have budgets of their own."""
 
 
+class ServedRelease(Spec):
+    """One of the releases (or heads, or chains) of a server, each with its data, its budget and its callers."""
+
+    path: RoutePath
+    title: Text | None = None
+    """The page's; default: the server's."""
+    input_key: Text | None = None
+    """As that of `ServerSection`."""
+    ready_question: Any = None
+    """As that of `ServerSection`."""
+    callers: Annotated[list[Text], Field(min_length=1)] | None = None
+    """Who may ask: names of keys. Left out: every key opens this path."""
+
+
 class Configuration(Spec):
     """A whole configuration. Make one with `read`."""
+
+    releases: Annotated[list[ServedRelease], Field(min_length=1)] | None = None
+    """Several releases, instead of the sections of one. ``budget`` beside them is that of all which have none."""
 
     keys: dict[str, str | list[str]] | FilePath = Field(default_factory=dict, repr=False)
     """Names, each with the hash of its key, or with several: an old key and a new one. Or a file of them, which is
@@ -77,6 +112,42 @@ class Configuration(Spec):
             return ApiKeys(news=KeyFile(self.folder / self.keys).news)
         return ApiKeys(self.keys) if self.keys else None
 
+    @property
+    def served(self) -> list[ServedRelease]:
+        """All releases, each with its path; the only one has the server's."""
+        if self.releases is not None:
+            return self.releases
+        own = {name: getattr(self, name) for name in Spec.model_fields}
+        about = {name: getattr(self.server, name) for name in ("path", "title", "input_key", "ready_question")}
+        return [ServedRelease.model_construct(self.model_fields_set, **own, **about)]
+
+    def at(self, path: str | None) -> ServedRelease:
+        """Return the release at a path. None: the only one. Raises `InvalidParameter`."""
+        found = [each for each in self.served if path in (None, each.path)]
+        if len(found) != 1:
+            raise InvalidParameter("path", path, f"one of {', '.join(each.path for each in self.served)}")
+        return found[0]
+
+    def chains(self) -> dict[str, Runnable[Any, Any]]:
+        """Return the chain of each path. Opens all stores before any ledger. Charges and freezes nothing."""
+        selectors = [each.selected() for each in self.served]
+        common = None
+        if self.releases is not None and self.budget is not None:
+            common = self.budget.open(self.folder)
+        return {
+            each.path: each.built(selector, common, line_of(each.path))
+            for each, selector in zip(self.served, selectors, strict=True)
+        }
+
+    def build(self) -> Runnable[Any, Any]:
+        """Return the only chain, or all in parallel."""
+        return joined(self.chains())
+
+
+def joined(chains: Mapping[str, Runnable[Any, Any]]) -> Runnable[Any, Any]:
+    """Return the only one of some chains, or a chain that holds them all."""
+    return next(iter(chains.values())) if len(chains) == 1 else RunnableParallel(chains)
+
 
 def read(path: str | Path, **server: Any) -> Configuration:
     """Read a configuration file. ``server`` replaces settings of its section.
@@ -85,8 +156,6 @@ def read(path: str | Path, **server: Any) -> Configuration:
     """
     path = Path(path)
     values = mapping_of("config", path)
-    if "folder" in values:
-        raise InvalidParameter("config", str(path), "folder is not a section")
     values, missing = filled(values)
     if missing:
         raise InvalidConfiguration(path.name, missing)

@@ -84,6 +84,8 @@ def failure_of(error: BaseException, where: str) -> Failure:
             return Failure(error.status_code, phrase.title().replace(" ", ""), detail, error.headers)
         case InvalidParameter(parameter="input" | "filter"):  # any other parameter is the deployer's
             return Failure(422, "InvalidParameter", str(error))
+        case errors.QuotaExceeded():
+            return Failure(429, "QuotaExceeded", str(error))
         case errors.PrivacyBudgetExceeded():
             return Failure(429, "PrivacyBudgetExceeded", str(error))
         case errors.MembersAbstained():

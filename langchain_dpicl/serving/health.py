@@ -37,8 +37,9 @@ Look = Callable[[], Awaitable[type[BaseException] | str | None]]
 class ReadyPart:
     """One thing that answers depend on, and the last look at it."""
 
-    def __init__(self, name: str, looks: Sequence[Look]) -> None:
+    def __init__(self, name: str, looks: Sequence[Look], where: str = "") -> None:
         self.name = name
+        self._shown = f"{where}{name}"
         self.ready: bool | None = None
         self._looks = looks
         self._since = 0.0
@@ -68,19 +69,25 @@ class ReadyPart:
         was, self.ready = self.ready, not trouble
         if trouble and was is not False:
             words = trouble if isinstance(trouble, str) else f"{trouble.__module__}.{trouble.__qualname__}"
-            logger.warning("not ready: %s (%s)", self.name, words)
+            logger.warning("not ready: %s (%s)", self._shown, words)
         elif not trouble and was is False:
-            logger.warning("ready again: %s", self.name)
+            logger.warning("ready again: %s", self._shown)
 
 
 class Readiness:
     """The parts of a chain.
 
     ``question`` is what the releases' models are asked, as requests give it; by default "ready?" under the store's
-    input key and every key that the member's prompt names.
+    input key and every key that the member's prompt names. ``where``: before a part's name in the log.
     """
 
-    def __init__(self, releases: Sequence[AnyRelease], heads: Sequence[PrivateHead], question: Any = None) -> None:
+    def __init__(
+        self,
+        releases: Sequence[AnyRelease],
+        heads: Sequence[PrivateHead],
+        question: Any = None,
+        where: str = "",
+    ) -> None:
         budgets = {id(release.budget): release.budget for release in releases}.values()
         stores = {id(release.store): release.store for release in releases}.values()
         looks: dict[str, list[Look]] = {
@@ -91,7 +98,7 @@ class Readiness:
                 *(partial(_head, each) for each in heads),
             ],
         }
-        self.parts = [ReadyPart(name, some) for name, some in looks.items() if some]
+        self.parts = [ReadyPart(name, some, where) for name, some in looks.items() if some]
 
     async def look(self) -> dict[str, bool]:
         """Every part by its last look. Those that are due are begun, and waited for a moment."""

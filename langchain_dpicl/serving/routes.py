@@ -13,7 +13,7 @@ from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.private.reach import is_one, reachable
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.release.transaction import acting_for
-from langchain_dpicl.serving.guards import Failure, Limits, failure_of, read_body, read_json
+from langchain_dpicl.serving.guards import Failure, Limits, Slots, failure_of, read_body, read_json
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
@@ -67,12 +67,25 @@ def add_dp_routes(
     A head answers without a charge or a ledger. Each request is embedded by itself, so no caller's question changes
     another's answer. Neither questions nor answers are logged or kept.
 
-    Errors are JSON objects with ``error`` and ``message``: 401, 408, 413, 422, 429 (the budget is spent), 500 and 503
-    (the model is down, or too many releases are under way), never a trace. A stream that fails before its first chunk
-    has these statuses too.
+    Errors are JSON objects with ``error`` and ``message``: 401, 408, 413, 422, 429 (the budget or a quota is spent),
+    500 and 503 (the model is down, or too many releases are under way), never a trace. A stream that fails before its
+    first chunk has these statuses too.
 
     Raises `InvalidParameter` for a chain without a release or a head, and for limits that cannot work.
     """
+    limits = Limits(max_body_bytes, max_batch, max_concurrency, body_seconds)
+    add_limited(app, runnable, path, principal_from, limits, Slots(limits.max_concurrency))
+
+
+def add_limited(
+    app: "FastAPI | APIRouter",
+    runnable: Runnable[Any, Any],
+    path: str,
+    principal_from: PrincipalFrom,
+    limits: Limits,
+    slots: Slots,
+) -> None:
+    """`add_dp_routes` for one of several paths that share the ``slots`` of their server."""
     for module in ("fastapi", "langserve.validation"):
         require(module, "serve")
     found = (releases_in(runnable), heads_in(runnable)) if isinstance(runnable, Runnable) else ([], [])
@@ -82,7 +95,6 @@ def add_dp_routes(
         raise InvalidParameter("path", path, 'a path such as "/classify"')
     if not callable(principal_from):
         raise InvalidParameter("principal_from", type(principal_from).__name__, "a function of the request")
-    limits = Limits(max_body_bytes, max_batch, max_concurrency, body_seconds)
     from fastapi import APIRouter
     from fastapi.routing import APIRoute
     from starlette.exceptions import HTTPException
@@ -129,7 +141,7 @@ def add_dp_routes(
             return guarded
 
     router = APIRouter(route_class=GuardedRoute)
-    add_endpoints(router, runnable, *found, path, limits)
+    add_endpoints(router, runnable, *found, path, limits.max_batch, slots)
     app.include_router(router)
 
 

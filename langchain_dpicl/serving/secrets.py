@@ -59,7 +59,7 @@ def filled(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, s
 
     ``${NAME}`` stands for a part of a text, ``{env: NAME}`` for the whole. An empty variable is a missing one.
     """
-    made, mistakes = dict(values), list[tuple[str, str]]()
+    mistakes: list[tuple[str, str]] = []
 
     def named(name: str, place: str) -> str:
         if found := os.environ.get(name, ""):
@@ -78,9 +78,19 @@ def filled(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, s
             mistakes.append((place, "${NAME} names a variable by letters, digits and _"))
         return re.sub(r"\$\{([A-Za-z_]\w*)\}", lambda found: named(found[1], place), given)
 
-    for section, field in PLACES:
-        if isinstance(part := made.get(section), dict) and field in part:
-            made[section] = {**part, field: fill(part[field], f"{section}.{field}")}
+    def fill_sections(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+        found = dict(given)
+        for section, field in PLACES:
+            if isinstance(part := found.get(section), dict) and field in part:
+                found[section] = {**part, field: fill(part[field], f"{where}{section}.{field}")}
+        return found
+
+    made = fill_sections(values, "")
+    if isinstance(several := made.get("releases"), list):
+        made["releases"] = [
+            fill_sections(each, f"releases[{place}].") if isinstance(each, dict) else each
+            for place, each in enumerate(several)
+        ]
     if isinstance(keys := made.get("keys"), dict):
         made["keys"] = {name: fill(given, f"keys.{name}") for name, given in keys.items()}
     return made, mistakes

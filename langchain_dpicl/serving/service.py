@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.release.base import AnyRelease
-from langchain_dpicl.serving.guards import ErrorAnswer, Failure, Limits, Slots, failure_of
+from langchain_dpicl.serving.guards import ErrorAnswer, Failure, Slots, failure_of
 from langchain_dpicl.serving.state import MOST, BudgetState, History, ReleasedHead, budget_state, release_history
 
 if TYPE_CHECKING:
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 
 _STATUSES = {
     401: "The request has no authenticated caller.",
+    403: "This caller may not ask here.",
     408: "The body did not arrive in time. Nothing was charged.",
     413: "The body is too long. Nothing was charged.",
     422: "The input is not valid. Nothing was charged.",
-    429: "The budget is spent. A request without an answer was not charged.",
+    429: "The budget is spent, or this caller's part of it. A request without an answer was not charged.",
     500: "The server failed; a charge that was made stands.",
     503: "The model, the store or the ledger is down, or too many releases are under way.",
 }
-_READING = (401, 422, 500, 503)
+_READING = (401, 403, 422, 500, 503)
 _EVENT = {"event": {"enum": ["metadata", "data", "end", "error"]}, "data": {"type": "string"}}
 _EVENTS = {"text/event-stream": {"schema": {"type": "object", "properties": _EVENT, "required": ["event"]}}}
 _ERROR = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorAnswer.__name__}"}}}
@@ -50,7 +51,8 @@ def add_endpoints(
     releases: list[AnyRelease],
     released: list[PrivateHead],
     path: str,
-    limits: Limits,
+    max_batch: int,
+    slots: Slots,
 ) -> None:
     """Add the endpoints of a chain and of the releases and heads in it, described for the OpenAPI document.
 
@@ -61,13 +63,13 @@ def add_endpoints(
     from langserve.serialization import WellKnownLCSerializer
     from langserve.validation import create_batch_response_model, create_invoke_response_model
 
-    slots, dumps = Slots(limits.max_concurrency), cast("Callable[[Any], bytes]", WellKnownLCSerializer().dumps)
+    dumps = cast("Callable[[Any], bytes]", WellKnownLCSerializer().dumps)
     may_end_early = all(release.comes_in_pieces for release in releases)
     space = "_".join(re.findall(r"\w+", path))
     Input: Any = _described(runnable.get_input_schema, f"{space}_Input")
     Output = _described(runnable.get_output_schema, f"{space}_Output")
     One: Any = create_model(f"{space}_Request", input=(Input, ...))
-    Many: Any = create_model(f"{space}_BatchRequest", inputs=(list[Input], Field(max_length=limits.max_batch)))
+    Many: Any = create_model(f"{space}_BatchRequest", inputs=(list[Input], Field(max_length=max_batch)))
     Answer: Any = create_invoke_response_model(space, Output, False)
     Answers: Any = create_batch_response_model(space, Output, False)
     input_described, output_described = Input.model_json_schema(), Output.model_json_schema(mode="serialization")

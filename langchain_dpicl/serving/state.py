@@ -36,6 +36,9 @@ class LineBudget(TypedDict):
     mechanism: str | None
     tickets: NotRequired[int]
     """With tickets: the most questions that one owner's examples are used for. A part of the plan."""
+    quota: NotRequired[int]
+    """The most answers that this caller gets of the line, if it has a limit of its own."""
+    quota_left: NotRequired[int]
 
 
 class BudgetState(TypedDict):
@@ -148,6 +151,10 @@ def _state(releases: Sequence[AnyRelease], principal: str | None) -> BudgetState
         }
         if budget.tickets:
             lines[name]["tickets"] = state["count"]
+    most, taken = budget.quota_of(principal)
+    if most is not None:
+        for name, line in lines.items():
+            line |= {"quota": most, "quota_left": max(0, most - taken.get(name, 0))}
     return {
         "name": budget.name,
         "epsilon": budget.epsilon,

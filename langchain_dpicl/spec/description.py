@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,9 +15,9 @@ from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.budget.terms import Replay
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.selection import PoissonExampleSelector
-from langchain_dpicl.spec.conflicts import conflicts
+from langchain_dpicl.spec.conflicts import conflicts, line_of
 from langchain_dpicl.spec.mistakes import told
-from langchain_dpicl.spec.releases import RENAMED, DocumentsSection, GivenRelease, kind_of
+from langchain_dpicl.spec.releases import RENAMED, DocumentsSection, GivenRelease, OpenLine, kind_of
 from langchain_dpicl.spec.signatures import Count, Section, Text, section_from
 from langchain_dpicl.spec.sources import HeadSection, ModelSection, StoreSection
 from langchain_dpicl.spec.typed import imported
@@ -86,10 +85,13 @@ class BudgetSection(Section):
     # Bounds stand here too: a budget is made when its ledger is opened, long after all mistakes are told.
     epsilon: Annotated[float, Field(gt=0)]
     delta: Annotated[float, Field(gt=0, lt=1)]
-    releases: Annotated[int, Field(ge=1)]
+    releases: Count | Annotated[dict[str, Count], Field(min_length=1)]
+    """A number, or for the budget of several releases a number for each: its path without the first "/"."""
     ledger: Text = Field("sqlite:///dpicl-budget.db", repr=False)
     witness: Text | None = Field(None, repr=False)
     """A path or a database URL; None: beside the ledger."""
+    quota: Count | Annotated[dict[Text, Count], Field(min_length=1)] | None = None
+    """The most answers that one caller gets of a shared budget, on each line: a number for all, or one for a name."""
     replay: Replay = "principal"
     replay_patience: Annotated[float, Field(ge=0)] = 300.0
 
@@ -99,6 +101,8 @@ class BudgetSection(Section):
             bound = "left out if tickets is true: there is no last answer to be near to"
             raise InvalidParameter("soft_limit", given.soft_limit, bound)
         sql.parse(self.ledger, "ledger", "sqlite:///budget.db")
+        if given.quota is not None and given.scope == "per_principal":
+            raise InvalidParameter("quota", "(not shown)", "left out if each caller has a counter: it is the limit")
         if self.replay is False and "replay_patience" in self.model_fields_set:
             raise InvalidParameter("replay_patience", self.replay_patience, "left out if replay is false")
 
@@ -132,6 +136,19 @@ class Spec(Section):
 
     def build(self) -> Runnable[Any, Any]:
         """Return the chain, with its store and ledger opened. Charges and freezes nothing."""
+        made: Runnable[Any, Any] = self.built(self.selected(), None)
+        return made
+
+    def selected(self) -> PoissonExampleSelector | None:
+        """Open the store, and return the selector over it; None for a head or a chain. Opens no ledger."""
+        if self.release is None:
+            return None
+        assert self.store is not None
+        section = self.store.model_copy(update={"output_key": None}) if self.is_of_documents else self.store
+        return self.selector.over(section.open(self.folder, self.release.outputs), self.is_of_documents)
+
+    def built(self, selector: PoissonExampleSelector | None, common: PrivacyBudget | None, line: str = "") -> Any:
+        """Return the chain. ``common``: the budget of several releases, of which this one has a ``line``."""
         if self.chain is not None:
             made = imported("chain", self.chain, self.folder)()
             if not isinstance(made, Runnable):
@@ -139,21 +156,23 @@ class Spec(Section):
             return made
         if self.head is not None:
             return self.head.load(self.folder, self.model.choice.load() if "model" in self.model_fields_set else None)
-        assert self.store is not None
-        assert self.release is not None
-        assert self.budget is not None
-        section = self.store.model_copy(update={"output_key": None}) if self.is_of_documents else self.store
-        store = section.open(self.folder, self.release.outputs)
-        fields: Any = {store.input_key: (Annotated[str, Field(min_length=1)], ...)}
+        assert selector is not None
+        fields: Any = {selector.store.input_key: (Annotated[str, Field(min_length=1)], ...)}
         question = create_model("Question", __config__=ConfigDict(extra="forbid"), **fields)
-        release: Runnable[Any, Any] = self.over(store, partial(self.budget.open, self.folder))
+        if (budget := self.budget) is not None:
+            release = self._over(selector, lambda: (budget.open(self.folder), None))
+        else:
+            assert common is not None
+            release = self._over(selector, lambda: (common, line))
         return release.with_types(input_type=question)
 
     def over(self, store: Any, open_budget: Callable[[], PrivacyBudget]) -> Any:
         """Return the release over a store. A selector that cannot be made is refused before any ledger."""
+        return self._over(self.selector.over(store, self.is_of_documents), lambda: (open_budget(), None))
+
+    def _over(self, selector: PoissonExampleSelector, open_line: OpenLine) -> Any:
         assert self.release is not None
-        selector = self.selector.over(store, self.is_of_documents)
-        return self.release.over(selector, open_budget, self.model, self.folder, self.selector.count_empty)
+        return self.release.over(selector, open_line, self.model, self.folder, self.selector.count_empty)
 
     @property
     def is_of_documents(self) -> bool:
@@ -167,11 +186,24 @@ M = TypeVar("M", bound=Spec)
 def checked(made_by: type[M], values: Mapping[str, Any], folder: Path) -> tuple[M | None, list[tuple[str, str]]]:
     """Return the description, or None with all mistakes: of each its place in the file, and words without its value."""
     mistakes = list(conflicts(values, folder))
-    kind = kind_of(values.get("release"))
-    if kind in RENAMED:  # its other mistakes are told, too
-        values = {**values, "release": {**values["release"], "kind": RENAMED[kind]}}
+    values = _of_today({name: part for name, part in values.items() if name != "folder"}, folder)
     try:
-        made = made_by.model_validate({**values, "folder": folder}, context=folder)
+        made = made_by.model_validate(values, context=folder)
     except ValidationError as error:
         return None, [*told(error, values), *mistakes]
     return (None if mistakes else made), mistakes
+
+
+def _of_today(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a description with its folder, today's names of kinds (so that its other mistakes are told, too), and each
+    of several releases' budgets by a name of its own."""
+    made = {**values, "folder": folder}
+    kind = kind_of(values.get("release"))
+    if kind in RENAMED:
+        made["release"] = {**values["release"], "kind": RENAMED[kind]}
+    budget, path = values.get("budget"), values.get("path")
+    if isinstance(budget, Mapping) and isinstance(path, str) and line_of(path):
+        made["budget"] = {"name": line_of(path), **budget}
+    if isinstance(several := values.get("releases"), list):
+        made["releases"] = [_of_today(each, folder) if isinstance(each, Mapping) else each for each in several]
+    return made

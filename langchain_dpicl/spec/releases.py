@@ -32,7 +32,8 @@ from langchain_dpicl.spec.sources import ModelSection
 from langchain_dpicl.spec.typed import TypedSection
 
 Chain = Runnable[Any, Any]
-OpenBudget = Callable[[], PrivacyBudget]
+OpenLine = Callable[[], tuple[PrivacyBudget, str | None]]
+"""Opens a budget's ledger. The name is that of the line, if the budget has several."""
 
 DOCUMENTS = "documents"
 
@@ -48,7 +49,7 @@ class ReleaseSection(Section):
         """The form that examples' outputs must have: ``label_of`` and ``unread`` of `check_file`."""
         return {}
 
-    def over(self, selector: Any, open_budget: OpenBudget, model: ModelSection, folder: Path, count_empty: bool) -> Any:
+    def over(self, selector: Any, open_line: OpenLine, model: ModelSection, folder: Path, count_empty: bool) -> Any:
         """Make the release. The budget's ledger is opened when all else is made."""
         raise NotImplementedError
 
@@ -101,12 +102,13 @@ class AggregatorSection(ReleaseSection):
         """Make the member and the aggregator."""
         return self.member(model, words), self.aggregator(partial(self.chain, model, words))
 
-    def over(self, selector: Any, open_budget: OpenBudget, model: ModelSection, folder: Path, count_empty: bool) -> Any:
+    def over(self, selector: Any, open_line: OpenLine, model: ModelSection, folder: Path, count_empty: bool) -> Any:
         store = selector.store
         member, aggregator = self.parts(model.choice, Wording(store.input_key, store.output_key or "output"))
         how = model.model_dump(include={"max_concurrency", "timeout"}) | {"count_empty": count_empty}
         ensemble = PrivateEnsemble(selector, member, **how)
-        return ensemble | DPAggregate(aggregator, open_budget(), return_receipt=True)
+        budget, line = open_line()
+        return ensemble | DPAggregate(aggregator, budget, line=line, return_receipt=True)
 
 
 class ChosenSection(AggregatorSection):
@@ -200,10 +202,11 @@ class DocumentsSection(ReleaseSection):
         if "" in (given.stop, *(given.stop or ())):
             raise InvalidParameter("stop", given.stop, "texts that are not empty")
 
-    def over(self, selector: Any, open_budget: OpenBudget, model: ModelSection, folder: Path, count_empty: bool) -> Any:
+    def over(self, selector: Any, open_line: OpenLine, model: ModelSection, folder: Path, count_empty: bool) -> Any:
         logits = documents.logits_of(model.choice, folder, [self.end] if isinstance(self.end, str) else self.end or [])
         settings = self.model_dump(exclude={"kind", "end"}, exclude_none=True)
-        return DPSampler.over_documents(logits, selector, open_budget(), return_receipt=True, **settings)
+        budget, line = open_line()
+        return DPSampler.over_documents(logits, selector, budget, line=line, return_receipt=True, **settings)
 
 
 _TASKS: dict[MembersTask, type[AggregatorSection]] = {

@@ -325,7 +325,7 @@ def test_calls_are_limited_as_the_file_says(tmp_path: Path, monkeypatch: pytest.
         ({"server.port": 99999}, "server.port"),
         ({"server.workers": 0}, "server.workers"),
         ({"server.path": "answer"}, "server.path"),
-        ({"folder": "/"}, "config"),
+        ({"folder": "/"}, "folder"),
         ({"keys": ["mobile"]}, "keys"),
     ],
 )

@@ -357,7 +357,7 @@ def test_the_document_lists_these_endpoints_and_no_other(sealed_of: Any, serve: 
     listed = {(method, path) for path, item in document["paths"].items() for method in item}
     assert listed == {("post", f"/ask/{name}") for name, _ in POSTS} | {("get", f"/ask/{name}") for name in GETS}
     invoke = document["paths"]["/ask/invoke"]["post"]
-    assert set(invoke["responses"]) == {"200", "401", "408", "413", "422", "429", "500", "503"}
+    assert set(invoke["responses"]) == {"200", "401", "403", "408", "413", "422", "429", "500", "503"}
     schemas = document["components"]["schemas"]
     assert not any({"config", "kwargs"} & schema.get("properties", {}).keys() for schema in schemas.values())
     schema = client.get("/ask/input_schema", headers=ALICE).json()
