@@ -281,15 +281,19 @@ def test_the_model_of_documents_is_a_name_a_file_or_a_server(
 
 def test_the_pages_configurations_can_be_read(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "tasks" / "server.md"
-    for name in ("tickets.jsonl", "notes.jsonl", "head.npz"):
+    for name in ("tickets.jsonl", "reviews.jsonl", "notes.jsonl", "head.npz"):
         (tmp_path / name).touch()
     kinds = []
     for text in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
         written = yaml.safe_load(text)
-        rest = {} if {"head", "budget"} & written.keys() else {name: VOTE[name] for name in ("store", "budget")}
+        rest = (
+            {}
+            if {"head", "budget", "releases"} & written.keys()
+            else {name: VOTE[name] for name in ("store", "budget")}
+        )
         settings = read(file_of(tmp_path, json.dumps({**rest, **written}, default=str)))
-        kinds.append(settings.release and settings.release.kind)
-    assert kinds == ["vote", "structured", "documents", None]
+        kinds.append([each.release and each.release.kind for each in settings.served])
+    assert kinds == [["vote"], ["label-vote"] * 2, ["structured"], ["documents"], [None]]
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
