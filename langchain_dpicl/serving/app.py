@@ -43,6 +43,7 @@ from langchain_dpicl.serving.health import Readiness
 from langchain_dpicl.serving.metrics import Metrics
 from langchain_dpicl.serving.routes import add_limited, heads_in
 from langchain_dpicl.serving.state import by_budget, unit_of
+from langchain_dpicl.spec.conflicts import line_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -156,6 +157,7 @@ def _among(callers: Sequence[str] | None, caller: Callable[[Request], str | None
     def found(request: Request) -> str | None:
         name = caller(request)
         if callers is not None and name not in callers:
+            request.state.dpicl_principal = name  # for the log
             raise HTTPException(403, "this key does not open this path")
         return name
 
@@ -167,7 +169,7 @@ def _add_pages(app: FastAPI, settings: Configuration, chains: Mapping[str, Runna
     titles = {}
     for each in settings.served:
         chain = chains[each.path]
-        titles[each.path] = each.title or settings.server.title
+        titles[each.path] = each.title or line_of(each.path)
         about: dict[str, Any] = {"api": each.path, "title": titles[each.path], "needs_key": bool(settings.keys)}
         if releases := releases_in(chain):
             about["line"], key = releases[0].line_name, releases[0].query_key

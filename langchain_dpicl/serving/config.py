@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from langchain_core.runnables import Runnable, RunnableParallel
 from pydantic import AfterValidator, Field
 
-from langchain_dpicl.errors import InvalidConfiguration, InvalidParameter
+from langchain_dpicl.errors import InvalidConfiguration, InvalidParameter, InvalidRecords
 from langchain_dpicl.serving.guards import ApiKeys, Limits
 from langchain_dpicl.serving.routes import PATH
 from langchain_dpicl.serving.secrets import KeyFile, filled, mapping_of
@@ -24,7 +24,6 @@ from langchain_dpicl.spec import Spec, checked
 from langchain_dpicl.spec.conflicts import line_of
 from langchain_dpicl.spec.signatures import FilePath, Section, Text
 
-RoutePath = Annotated[str, Field(pattern=f"^{PATH}$")]
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:\d{1,5})?")
 
 
@@ -34,6 +33,15 @@ def _origin(given: str) -> str:
             "an origin as browsers send it, such as https://app.example.com: no path, no / at its end, no *"
         )
     return given
+
+
+def _path(given: str) -> str:
+    if not re.fullmatch(PATH, given):
+        raise ValueError('a path such as "/tickets": it begins with /, ends without, and has letters, digits and ._~-')
+    return given
+
+
+RoutePath = Annotated[str, AfterValidator(_path)]
 
 
 class ServerSection(Section):
@@ -85,7 +93,7 @@ class ServedRelease(Spec):
 
     path: RoutePath
     title: Text | None = None
-    """The page's; default: the server's."""
+    """The page's; default: the path."""
     input_key: Text | None = None
     """As that of `ServerSection`."""
     ready_question: Any = None
@@ -129,8 +137,20 @@ class Configuration(Spec):
         return found[0]
 
     def chains(self) -> dict[str, Runnable[Any, Any]]:
-        """Return the chain of each path. Opens all stores before any ledger. Charges and freezes nothing."""
-        selectors = [each.selected() for each in self.served]
+        """Return the chain of each path. Charges and freezes nothing.
+
+        All data files are read before a text is embedded, and all stores opened before any ledger. `InvalidRecords`
+        tells the faults of all files.
+        """
+        records, faults = [], []
+        for each in self.served:
+            try:
+                records.append(each.records())
+            except InvalidRecords as error:
+                faults.append(str(error))
+        if faults:
+            raise InvalidRecords("; ".join(faults))
+        selectors = [each.selected(some) for each, some in zip(self.served, records, strict=True)]
         common = None
         if self.releases is not None and self.budget is not None:
             common = self.budget.open(self.folder)

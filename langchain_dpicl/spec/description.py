@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -136,16 +136,23 @@ class Spec(Section):
 
     def build(self) -> Runnable[Any, Any]:
         """Return the chain, with its store and ledger opened. Charges and freezes nothing."""
-        made: Runnable[Any, Any] = self.built(self.selected(), None)
+        made: Runnable[Any, Any] = self.built(self.selected(self.records()), None)
         return made
 
-    def selected(self) -> PoissonExampleSelector | None:
+    @property
+    def _kept(self) -> StoreSection:
+        assert self.store is not None
+        return self.store.model_copy(update={"output_key": None}) if self.is_of_documents else self.store
+
+    def records(self) -> list[dict[str, Any]]:
+        """Read and check the data file, if there is one. Embeds nothing."""
+        return [] if self.release is None else self._kept.records(self.folder, self.release.outputs)
+
+    def selected(self, records: Sequence[Mapping[str, Any]]) -> PoissonExampleSelector | None:
         """Open the store, and return the selector over it; None for a head or a chain. Opens no ledger."""
         if self.release is None:
             return None
-        assert self.store is not None
-        section = self.store.model_copy(update={"output_key": None}) if self.is_of_documents else self.store
-        return self.selector.over(section.open(self.folder, self.release.outputs), self.is_of_documents)
+        return self.selector.over(self._kept.open(self.folder, records), self.is_of_documents)
 
     def built(self, selector: PoissonExampleSelector | None, common: PrivacyBudget | None, line: str = "") -> Any:
         """Return the chain. ``common``: the budget of several releases, of which this one has a ``line``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -83,16 +83,27 @@ class StoreSection(Section):
             if is_unused and (unused := sorted(self.model_fields_set.intersection(names))):
                 raise InvalidParameter(unused[0], "(not shown)", f"left out: {reason}")
 
-    def open(self, folder: Path, outputs: Mapping[str, Any]) -> ExemplarStore:
-        """Open it. ``outputs``: what the examples' are, for `check_file`.
+    def records(self, folder: Path, outputs: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Read and check the data file, if there is one. ``outputs``: what the examples' are, for `check_file`."""
+        from langchain_dpicl.local import local_embeddings
+        from langchain_dpicl.store.datacheck import check_file
+        from langchain_dpicl.store.datafile import Reading
+        from langchain_dpicl.store.records import too_long
+
+        if self.data is None:
+            return []
+        reading = Reading(self.delimiter, self.encoding, self.skip_bad)
+        keys = RecordKeys(self.input_key, self.output_key, self.owner_key)
+        checks: dict[str, Any] = {**outputs, "too_long": partial(too_long, local_embeddings())}
+        return check_file(folder / self.data, keys, reading, **checks).usable(self.skip_bad, notes.log.warning)
+
+    def open(self, folder: Path, records: Sequence[Mapping[str, Any]]) -> ExemplarStore:
+        """Open it. ``records``: the data file's.
 
         Raises `InvalidParameter` for ``data`` alone in a folder that cannot be written.
         """
         from langchain_dpicl.local import local_embeddings
-        from langchain_dpicl.store.datacheck import check_file
-        from langchain_dpicl.store.datafile import Reading
         from langchain_dpicl.store.kept import store_of
-        from langchain_dpicl.store.records import too_long
         from langchain_dpicl.store.store import ExemplarStore, address
 
         model = local_embeddings()
@@ -106,9 +117,6 @@ class StoreSection(Section):
             asked = {key: value for key, value in keys._asdict().items() if key in self.model_fields_set}
             return ExemplarStore.open(place, model, **about, **asked)
         data = folder / self.data
-        reading = Reading(self.delimiter, self.encoding, self.skip_bad)
-        checks: dict[str, Any] = {**outputs, "too_long": partial(too_long, model)}
-        records = check_file(data, keys, reading, **checks).usable(self.skip_bad, notes.log.warning)
         return store_of(data, records, model, keys, place, notes.log.warning, parameter="store.file", **about)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from langchain_dpicl.errors import InvalidConfiguration, InvalidParameter, Inval
 from langchain_dpicl.serving.app import create_app, freeze
 from langchain_dpicl.serving.config import read
 from langchain_dpicl.serving.guards import Slots, hash_of, new_key
+from langchain_dpicl.serving.logs import ACCESS, LogLines
 
 KEYS = {name: new_key() for name in ("desk", "shop", "operator")}
 VOTED = {name: VOTE[name] for name in ("store", "release", "selector")}
@@ -88,11 +90,12 @@ def test_each_path_has_its_data_its_line_and_its_page(content: dict[str, Any], t
         assert '"inputKey": "body"' in client.get("/team/reviews").text
         listed = client.get("/").text
         assert '<a href="/tickets">The &lt;desk&gt;</a>' in listed
-        assert '<a href="/team/reviews">Private answers</a>' in listed
+        assert '<a href="/team/reviews">team/reviews</a>' in listed
         assert "/team/reviews/stream" in client.get("/openapi.json").json()["paths"]
 
 
-def test_a_path_is_open_to_its_callers_alone(tmp_path: Path) -> None:
+def test_a_path_is_open_to_its_callers_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, ACCESS)
     with TestClient(create_app(read(file_of(tmp_path, OWN)))) as client:
         for path in ("invoke", "stream", "batch"):
             body = {"input": {"body": "b"}, "inputs": [{"body": "b"}]}
@@ -100,6 +103,7 @@ def test_a_path_is_open_to_its_callers_alone(tmp_path: Path) -> None:
             assert (refused.status_code, refused.json()["error"]) == (403, "Forbidden")
         for path in ("budget", "history"):
             assert client.get(f"/team/reviews/{path}", headers=bearer("desk")).status_code == 403
+        assert 'principal="desk" error="Forbidden"' in LogLines().format(caplog.records[-1]), "the log says who it was"
         assert client.get("/team/reviews/budget").status_code == 401, "who is nobody is told so"
         assert ask(client, "/tickets", {"text": "a"}, "desk").status_code == 200
         assert client.get("/team/reviews/budget", headers=bearer("shop")).json()["lines"]["vote-em"]["spent"] == 0
@@ -114,11 +118,17 @@ def test_slots_are_those_of_the_server(tmp_path: Path) -> None:
     assert (there() - before, app.title) == (1, "Private answers")
 
 
-def test_bad_records_of_a_later_release_are_told_before_any_ledger(tmp_path: Path) -> None:
-    (tmp_path / "reviews.jsonl").write_text('{"body": "CANARY"}')
-    with pytest.raises(InvalidRecords):
-        read(file_of(tmp_path, OWN)).chains()
-    assert not (tmp_path / "budget.db").exists()
+def test_bad_records_of_all_releases_are_told_before_anything_is_embedded(tmp_path: Path) -> None:
+    settings = read(file_of(tmp_path, OWN))
+    before = sorted(tmp_path.iterdir())
+    (tmp_path / "reviews.jsonl").write_text('{"body": "CANARY", "label": "c"}')
+    with pytest.raises(InvalidRecords, match=r"1 of 1 records of 'reviews\.jsonl'"):
+        settings.chains()
+    (tmp_path / "tickets.jsonl").write_text('{"text": "CANARY", "label": "c", "who": "p"}')
+    with pytest.raises(InvalidRecords, match=r"1 of 1 .* 'tickets\.jsonl' .*; 1 of 1 .* 'reviews\.jsonl'") as told:
+        settings.chains()
+    assert "CANARY" not in str(told.value)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_the_check_shows_all_paths_and_that_two_budgets_are_two_promises(
