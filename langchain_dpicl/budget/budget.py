@@ -105,9 +105,8 @@ class PrivacyBudget(Accounting, Closed):
     soft_limit, on_soft_limit
         A share of the releases (say 0.8): the charge that reaches it logs a warning and calls ``on_soft_limit``.
     quota
-        For a budget that callers share: the most new answers, of whatever length, that one principal (`acting_for`)
-        gets of each line; or a mapping of names to such numbers. A request beyond it raises `QuotaExceeded` and costs
-        nothing. It is no part of the guarantee, nor of the plan: the number may be changed.
+        The most new answers that one principal (`acting_for`) gets of each line of a budget that callers share, or a
+        mapping of names to such numbers: else `QuotaExceeded`, at no cost. No part of guarantee or plan: it may change.
     accept_noise
         Freeze the plan even if its noise overturns an answer on which all expected outputs agree in more than one of
         ten releases. Otherwise the first release raises `InfeasiblePlan`, which names what helps, and charges nothing.
@@ -517,6 +516,7 @@ class PrivacyBudget(Accounting, Closed):
             found[name] = {
                 who: self._ledger.run(partial(line.tickets.report, counter_id=counter), "note")
                 for who, counter in self._ledger.counters(line.plan_id, name).items()
+                if bool(who) != (self.scope == "shared")  # else it is a quota's
             }
         return found
 
