@@ -168,7 +168,7 @@ def check_seen(store_of: Callable[[list[dict[str, Any]]], ExemplarStore], how: M
     wanted = {"ann 0", "cec 330"} if "filter" in how else {"ann 0", "ann 10", "cec 330"}
 
     def seen_law(records: list[dict[str, Any]]) -> Law:
-        selector = PoissonExampleSelector(store_of(records), rate=0.5, threshold=0.5, **how)
+        selector = PoissonExampleSelector(store_of(records), rate=0.5, threshold=0.5, eligible=2, **how)
         query = selector.embed_query({"input": "? 0"})
 
         def run(randomness: Branching) -> tuple[tuple[str, ...], ...]:

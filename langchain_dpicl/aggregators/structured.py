@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, Self
@@ -18,7 +18,7 @@ from typing_extensions import TypeVar
 from langchain_dpicl.aggregators.base import Aggregator, name_of
 from langchain_dpicl.aggregators.fields import Part, part_of
 from langchain_dpicl.aggregators.numbers import NoisyMedian
-from langchain_dpicl.aggregators.reading import answer_of
+from langchain_dpicl.aggregators.reading import answer_of, text_of
 from langchain_dpicl.calls.flow import Either, Flow, arun, run
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import checks
@@ -172,8 +172,8 @@ class Structured(Aggregator[M], Generic[M]):
 
     def _codes(self, output: object) -> Flow[tuple[int | None, ...]]:
         given, by_name = _mapping(output, self.model)
-        if given and not by_name and given.keys().isdisjoint(key for part in self.parts for key in part.keys):
-            raise ValueError("it has no field of the model")
+        if given and not by_name and not self.reads_any(given):
+            raise ValueError(f"it has no field of {self.model.__name__}: {', '.join(self.model.model_fields)}")
         codes: list[Any] = []
         for part in self.parts:
             code = None
@@ -205,11 +205,15 @@ class Structured(Aggregator[M], Generic[M]):
         ]
         return sum(known) / len(known)
 
+    def reads_any(self, keys: Iterable[str]) -> bool:
+        """Return True if one of these keys is of a field of the model."""
+        return any(not set(part.keys).isdisjoint(keys) for part in self.parts)
+
     def has_field(self, output: object) -> bool:
         """Return True if an output holds a field of the model, whatever its value."""
         with contextlib.suppress(Exception):
             given, _ = _mapping(output, self.model)
-            return any(key in given for part in self.parts for key in part.keys)
+            return self.reads_any(given)
         return False
 
     def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> M:
@@ -267,6 +271,8 @@ def _mapping(output: object, model: type[BaseModel]) -> tuple[Mapping[str, Any],
         return _mapping(output["parsed"], model)
     if isinstance(output, Mapping):
         return output, False
+    if text_of(output) is None:
+        raise ValueError(f"the member answers {type(output).__name__}, and {model.__name__} is expected")
     text = answer_of(output) or ""
     if isinstance(output, AIMessage) and output.tool_calls and not output.invalid_tool_calls:
         return output.tool_calls[0]["args"], False

@@ -9,7 +9,6 @@ import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress, repeat
 from typing import Any, Generic, NoReturn, TypeVar
@@ -26,8 +25,9 @@ from langchain_dpicl.private.bucket import MadeUp, other_words
 from langchain_dpicl.private.copy import Isolation, Pristine
 from langchain_dpicl.private.models import Timeout, limit
 from langchain_dpicl.release import watched
+from langchain_dpicl.release.advice import poor_plan
 from langchain_dpicl.release.base import Doubts
-from langchain_dpicl.release.rehearsal import Rehearsal, Rehearsing
+from langchain_dpicl.release.rehearsal import Rehearsal, Rehearsed, Rehearsing
 from langchain_dpicl.release.watched import Heard, PublicChain, WatchedExamples
 from langchain_dpicl.selection import Examples, PoissonExampleSelector
 from langchain_dpicl.selection.rules import Sought, text_searched
@@ -167,7 +167,7 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
     """The places in which the member has answered on made-up examples: False for threads, True for event loops."""
     _failed = False
     """True if a first question was asked in vain, so that nobody waits for another request's."""
-    _answered: dict[str, _Rehearsed | None]
+    _answered: dict[str, Rehearsed | None]
     """By aggregator, if a public question with examples was answered: a rehearsal's, or None for made-up ones."""
     _named: frozenset[str] = frozenset()
     _needed: frozenset[str] = frozenset()
@@ -234,7 +234,7 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         self.searches = self.copies.searches
         self.timeout = limit(self.copies, timeout, self.members)
         self._trying = threading.Lock()
-        self._answered = dict[str, _Rehearsed | None]()
+        self._answered = dict[str, Rehearsed | None]()
         first = sealed
         while isinstance(first, RunnableSequence):
             first = first.first
@@ -280,11 +280,14 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
     def check_request(self, values: object) -> Mapping[str, Any]:
         """A copy of the caller's mapping, or `InvalidParameter`, which shows its keys alone.
 
+        A plain text stands under the one key that a request needs, if that is known.
         A key that the member's prompt needs is asked for here: without it every member
         would abstain, and be charged. If it is nearly ``examples``, which the prompt does
         not name, the mistake is the prompt's. A request with an operator of filters is
         refused if the member searches: it would pass for a condition that the member wrote.
         """
+        if isinstance(values, str):
+            values = self.mapping_of(values)
         if not isinstance(values, Mapping) or not all(map(isinstance, values, repeat(str))):
             raise InvalidParameter("input", type(values).__name__, "a mapping of names to values")
         if "examples" in values:
@@ -304,6 +307,14 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         with contextlib.suppress(Exception):
             return copy.deepcopy(dict(values))
         raise InvalidParameter("input", sorted(values), "a mapping whose values can be copied, for each member")
+
+    def mapping_of(self, text: str) -> Mapping[str, Any]:
+        """A plain text under the one key that a request needs. Raises `InvalidParameter` for no key, or several."""
+        keys = sorted(self.needs)
+        if len(keys) != 1:
+            named = f" with the keys {keys}" if keys else " of names to values"
+            raise InvalidParameter("input", "a text", f"a mapping{named}: a text stands for one key alone")
+        return {keys[0]: str(text)}
 
     def check_member(
         self,
@@ -396,7 +407,7 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
             stacklevel=2,
         )
 
-    def _known(self, aggregator: Aggregator[Any] | None) -> _Rehearsed | None:
+    def _known(self, aggregator: Aggregator[Any] | None) -> Rehearsed | None:
         return self._answered.get(repr(aggregator))
 
     def _answers(self, values: Mapping[str, Any], aggregator: Aggregator[Any] | None) -> Flow[_Seen]:
@@ -426,7 +437,7 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         self._tried |= {in_event_loop()}
         self.unread = False
         if aggregator is not None:
-            self._answered[repr(aggregator)] = _Rehearsed(dict(values), bucket, aggregator)
+            self._answered[repr(aggregator)] = Rehearsed(dict(values), bucket, aggregator)
             self.doubts.asked("").judge(True)  # the public question of a caller in doubt, if all callers are one
 
     def rehearse(
@@ -471,9 +482,8 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
             raise InvalidParameter("member", None, "given: without a member there is nothing to rehearse")
         if aggregator is not None and not isinstance(aggregator, Aggregator):
             raise InvalidParameter("aggregator", type(aggregator).__name__, "an Aggregator such as NoisyVote, or None")
-        if isinstance(question, str):
-            alone = next(iter(self._needed)) if len(self._needed) == 1 else "input"
-            question = {self.selector.nearest_to or alone: question}
+        if isinstance(question, str) and not self.needs:
+            question = {self.selector.nearest_to or "input": question}
         values = self.check_request(question)
         buckets = watched.public_buckets(given, self.selector)
         boundary.check_surroundings()
@@ -514,12 +524,14 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         calls (no private example) are public to the caller (`BudgetLine.caller`). Raises
         `ModelUnavailable` if there is no answer that could be used.
         """
-        failure = yield from self.ask(values, aggregator.check_kind)
+        seen = _Seen(aggregator, aggregator.check_kind)
+        failure = yield from self.ask(values, seen.read)
         if failure is not None and repr(aggregator) in self._answered:
             failure = (yield from self._answers(values, aggregator)).failure
         self.doubts.of(caller).judge(failure is None)
         if failure is not None:
-            raise _unavailable("the member, or the reading of its answer, fails on a public question", failure)
+            fails = f"the member, or the reading of its answer, fails on a public question{seen.reason}"
+            raise _unavailable(fails, failure)
 
     def public_request(self, values: Mapping[str, Any]) -> boundary.MemberRequest:
         """The query with no example at all."""
@@ -603,7 +615,10 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         """Fuse with a `DPAggregate`; refuse everything else."""
         if not isinstance(other, Aggregation):
             raise UnsafeConfigurationError(self._refusal)
-        return other._fused(self)
+        release = other._fused(self)
+        if self.selector.gated and (said := poor_plan(release)):  # ``eligible`` is an estimate, and may be too small
+            warnings.warn(said, PrivacyWarning, stacklevel=2)
+        return release
 
     def pipe(self, *others: Any, name: str | None = None) -> Any:
         """``ensemble.pipe(DPAggregate(...), ...)``: as `|`."""
@@ -616,23 +631,6 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
         return f"PrivateEnsemble(members={self.members}{self.selector.shown_rate})"
 
 
-@dataclass(frozen=True)
-class _Rehearsed:
-    """The public question of a rehearsal that passed, and the aggregator that read its answer."""
-
-    values: dict[str, Any] = field(repr=False)
-    examples: WatchedExamples
-    reader: Aggregator[Any]
-
-    def again(self) -> WatchedExamples:
-        """The examples, for another call."""
-        return WatchedExamples(
-            map(copy.copy, list.__iter__(self.examples)),
-            self.examples.input_key,
-            self.examples.output_key,
-        )
-
-
 class _Seen:
     """The state of a public answer. ``read`` reads it as an aggregator would, and notes that there was one.
 
@@ -642,22 +640,28 @@ class _Seen:
         The class of the error of the call or the reading; None if the answer could be read.
     anything
         True if the member answered at all.
+    reason
+        The reason why it could not be read, in brackets; "" if there is none to tell.
     """
 
-    _reason = ""
+    reason = ""
     anything = False
     failure: type[BaseException] | None = None
 
-    def __init__(self, aggregator: Aggregator[Any] | None) -> None:
+    def __init__(self, aggregator: Aggregator[Any] | None, check: Callable[[object], None] | None = None) -> None:
         self._aggregator = aggregator
+        self._check = check or self._encode
+
+    def _encode(self, output: object) -> None:
+        if self._aggregator is not None:
+            self._aggregator.check_encoded(self._aggregator.encode(output))
 
     def read(self, output: object) -> None:
         self.anything = True
         try:
-            if self._aggregator is not None:
-                self._aggregator.check_encoded(self._aggregator.encode(output))
+            self._check(output)
         except ValueError as error:
-            self._reason = str(error) and f" ({error})"
+            self.reason = str(error) and f" ({error})"
             raise
 
     def error(self) -> ModelUnavailable:
@@ -665,7 +669,7 @@ class _Seen:
         assert self.failure is not None
         fails = "the member fails on a public question with examples"
         if self.anything:
-            fails = f"the member answers, but {type(self._aggregator).__name__} can read nothing in it{self._reason}"
+            fails = f"the member answers, but {type(self._aggregator).__name__} can read nothing in it{self.reason}"
         return _unavailable(fails, self.failure)
 
 

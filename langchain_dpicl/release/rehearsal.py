@@ -7,6 +7,7 @@ examples and the question that the caller gave, and what the member made of them
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import math
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 from langchain_core.runnables import Runnable
 
+from langchain_dpicl.aggregators import Structured
 from langchain_dpicl.aggregators.base import Aggregator
 from langchain_dpicl.aggregators.reading import text_of
 from langchain_dpicl.calls.flow import Either, Flow
@@ -261,6 +263,10 @@ def _useless(output: object, aggregator: Aggregator[Any], reason: Exception) -> 
     kind = f"a {type(output).__name__}"
     if text_of(output) is not None:
         kind = "this text"
+    elif isinstance(aggregator, Structured):
+        return f"{cannot} {kind}: {reason}"
+    elif isinstance(output, Mapping) and "messages" in output:
+        return f"{cannot} a state with messages; end the member with `| (lambda state: state['messages'][-1])`"
     elif isinstance(output, Mapping):
         keys = ", ".join(map(repr, output)) or "none"
         return f"{cannot} a mapping (keys: {keys}); pick one of them: member.pick(...)"
@@ -274,6 +280,23 @@ def _useless(output: object, aggregator: Aggregator[Any], reason: Exception) -> 
 
 
 # -- a whole rehearsal -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """The public question of a rehearsal that passed, and the aggregator that read its answer."""
+
+    values: dict[str, Any] = field(repr=False)
+    examples: WatchedExamples
+    reader: Aggregator[Any]
+
+    def again(self) -> WatchedExamples:
+        """The examples, for another call."""
+        return WatchedExamples(
+            map(copy.copy, list.__iter__(self.examples)),
+            self.examples.input_key,
+            self.examples.output_key,
+        )
 
 
 @dataclass

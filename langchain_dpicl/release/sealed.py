@@ -372,11 +372,11 @@ class SealedRelease(AnyRelease[T]):
 
     # -- Runnable -----------------------------------------------------------------------------------------------------
 
-    def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> T:
+    def invoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> T:
         """One release."""
         return self._call_with_config(self._release, input, config)
 
-    async def ainvoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> T:
+    async def ainvoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> T:
         """One release. A cancelled call keeps its charge."""
         return await self._acall_with_config(self._arelease, input, config)
 

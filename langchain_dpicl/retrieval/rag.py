@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import (
-    Runnable,
-    RunnableAssign,
-    RunnableConfig,
-    RunnableLambda,
-    RunnableParallel,
-    RunnablePassthrough,
-    RunnablePick,
-    RunnableSequence,
-    RunnableWithFallbacks,
-)
-from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
-from langchain_core.runnables.configurable import DynamicRunnable
+from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
-from langchain_dpicl.aggregators import Aggregator, CandidateVote
+from langchain_dpicl.aggregators import Aggregator, CandidateVote, Structured
 from langchain_dpicl.aggregators.base import T
 from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.errors import (
@@ -35,11 +22,20 @@ from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.choice import CALLS, ELIGIBLE
 from langchain_dpicl.private.boundary import check_public
 from langchain_dpicl.private.models import Timeout
-from langchain_dpicl.private.reach import is_named
 from langchain_dpicl.release.advice import poor_plan
 from langchain_dpicl.release.base import AnyRelease
 from langchain_dpicl.release.ensemble import PrivateEnsemble
 from langchain_dpicl.release.sealed import DPAggregate, SealedRelease
+from langchain_dpicl.retrieval.forms import (
+    MESSAGES,
+    Form,
+    answer_in,
+    answered_state,
+    form_of,
+    keys_of,
+    messages_of,
+    read_messages,
+)
 from langchain_dpicl.retrieval.rewriting import rewriting_of
 from langchain_dpicl.retrieval.searches import (
     filter_in,
@@ -56,15 +52,6 @@ from langchain_dpicl.store.standin import DOCUMENTS, documents_of
 
 RELEVANT = 0.35
 """The gate's threshold unless told otherwise: with all-MiniLM-L6-v2, about where texts begin to share their subject."""
-
-Form = Literal["text", "mapping"]
-
-_WRAPPERS = (
-    (RunnableBindingBase, "bound"),
-    (RunnableWithFallbacks, "runnable"),
-    (DynamicRunnable, "default"),
-)
-_OF_MAPPINGS = ("langgraph.pregel.main.Pregel", "langchain_classic.chains.base.Chain")
 
 
 def wrap_rag(
@@ -86,7 +73,7 @@ def wrap_rag(
     visible_to: OfPrincipal = None,
     search_query: Any = None,
     asks: Form | None = None,
-    question_key: str = "question",
+    question_key: str | None = None,
     documents_key: str | None = None,
     owner_key: str | None = None,
     line: str | None = None,
@@ -107,7 +94,8 @@ def wrap_rag(
         as it is. In the member, a copy, ``store.as_vectorstore()`` takes the place of the source's collection, so each
         search reads the member's own documents, with its own ``k``, search type, filter and threshold, and retrievers
         around it (a compressor, an ensemble, many queries) keep their meaning. The aggregator must be able to read its
-        answer, as a rule a text: ``chain.pick("answer")`` for a mapping.
+        answer, as a rule a text: ``chain.pick("answer")`` for a mapping. An agent, or another graph whose state has
+        ``messages``, answers with its structured response, or else its last message.
     source
         The private documents: an `ExemplarStore` (or one in PostgreSQL), or a collection that
         `ExemplarStore.from_vectorstore` takes over, or its ``as_retriever()``, without search settings beside ``k`` and
@@ -135,10 +123,11 @@ def wrap_rag(
         take part in an answer. With a budget of ``tickets=True`` an owner pays only for these questions. The default
         suits all-MiniLM-L6-v2; `suggest_threshold` finds another embedding model's. None for no gate.
     eligible
-        As for `PoissonExampleSelector`: how many owners a typical question finds eligible, a public estimate. Default:
-        a fifth of the owners when the plan is made (at least twice the calls, at most all): a guess, and safe for
-        privacy if it is wrong. A better one buys more: where twice as many are eligible there are twice the calls, for
-        no less noise; where only half of them are, half.
+        As for `PoissonExampleSelector`: how many owners a typical question finds eligible, a public estimate. Needed
+        with a filter or ``visible_to``: the number of owners whom one caller's filter lets through. Default without: a
+        fifth of the owners when the plan is made (at least twice the calls, at most all): a guess, and safe for privacy
+        if it is wrong. A better one buys more: where twice as many are eligible there are twice the calls, for no less
+        noise; where only half of them are, half.
     filter, visible_to
         As for `PoissonExampleSelector`: which documents count for a request, and for its caller. A filter of the
         ``source``'s search settings counts beside it, and so do those of the chain's searches, if each has one.
@@ -147,10 +136,12 @@ def wrap_rag(
         chat's history. Default: the chain's own rewriting if a model makes the text for its retriever, as in
         `create_history_aware_retriever`; needed if the chain rewrites where that cannot be found.
     asks
-        What the chain takes: a "text" or a "mapping". Default: what its first steps show (a retriever takes a text; a
-        prompt, an assignment, an ``itemgetter``, a graph a mapping). Needed for others, such as a function.
+        What the chain takes: a "text", a "mapping", or "messages", a mapping with these. Default: what its first steps
+        show (a retriever takes a text; a graph with ``messages`` in its state messages; a prompt, an assignment, an
+        ``itemgetter``, another graph a mapping). Needed for others, such as a function.
     question_key
         The key of the question, a text, in mappings that the chain takes and in requests. Documents are near to it.
+        Default: "question". Of messages it is the last one of a person.
     documents_key
         For a chain without a retriever: the key under which its input gets the list of LangChain documents.
     owner_key
@@ -159,8 +150,9 @@ def wrap_rag(
         As for `PrivateEnsemble`.
 
     The release takes a text, or a mapping with the text under ``question_key``: the same request, which reaches the
-    chain in the form that it takes, from `DPRetriever` and `as_tool` too. A chain that takes a mapping gets the
-    caller's further keys, and a request without those that its first steps need is refused and costs nothing. The
+    chain in the form that it takes, from `DPRetriever` and `as_tool` too. Of an agent it takes ``{"messages": [...]}``
+    as well. A chain that takes a mapping gets the caller's further keys, and a request without those that its first
+    steps need is refused and costs nothing; a text stands for one key alone. The
     caller's config does not reach it: ``configurable`` fields keep the values that the chain was wrapped with. A batch
     of n charges n together.
 
@@ -243,13 +235,15 @@ def wrap_rag(
     if searches == (documents_key is not None):
         bound = "given if the chain has no search of its own" if documents_key is None else "None if the chain searches"
         raise InvalidParameter("documents_key", documents_key, bound)
+    is_named_by_default = question_key is None
+    question_key = "question" if question_key is None else question_key
     shown = searches_in(chain)
     if documents is None:
         documents = max((search.documents for search in shown), default=DOCUMENTS)
     documents = checks.whole("documents", documents)
     filters = narrowed(filter, fixed, filter_in(chain, shown))
-    if eligible is None and (threshold is not None or filters is not None or visible_to is not None):
-        eligible = ELIGIBLE
+    if eligible is None and threshold is not None and filters is None and visible_to is None:
+        eligible = ELIGIBLE  # a guess about nearness: nobody can guess how many a filter lets through
     if members is None and calls is None:
         calls = CALLS
     if search_query is None:
@@ -271,9 +265,9 @@ def wrap_rag(
         visible_to=visible_to,
         search_query=search_query,
     )
-    if asks not in (None, "text", "mapping"):
-        raise InvalidParameter("asks", asks, '"text" or "mapping"')
-    known = form_of(chain) if documents_key is None else "mapping"
+    if asks not in (None, "text", "mapping", "messages"):
+        raise InvalidParameter("asks", asks, '"text", "mapping" or "messages"')
+    known = form_of(chain, question_key) if documents_key is None else "mapping"
     if asks is not None and known not in (None, asks):
         raise InvalidParameter("asks", asks, f'"{known}", which this chain takes, or None')
     form = known or asks
@@ -281,25 +275,34 @@ def wrap_rag(
         raise InvalidParameter(
             "asks",
             asks,
-            '"text" or "mapping", since the chain\'s first step does not show it',
+            '"text", "mapping" or "messages", since the chain\'s first step does not show it',
         )
 
     def as_asked(values: Mapping[str, Any]) -> Any:
         if form == "text":
             return values[question_key]
         asked = {key: value for key, value in values.items() if key != "examples"}
+        if form == MESSAGES:
+            asked.setdefault(MESSAGES, messages_of(values[question_key]))
         if documents_key is not None:
             asked[documents_key] = documents_of(values["examples"])
         return asked
 
+    member: Runnable[Any, Any] = RunnableLambda(as_asked) | chain
+    state = answered_state(chain)
+    if MESSAGES in state and not (isinstance(chosen, Structured) and chosen.reads_any(state)):
+        member |= RunnableLambda(answer_in)
+    needed = keys_of(chain)[0] - {documents_key} if form == "mapping" else frozenset()
+    also = needed - {question_key} if is_named_by_default and question_key not in needed else frozenset()
     ensemble = AskedEnsemble(
         selector,
-        RunnableLambda(as_asked) | chain,
+        member,
         instead,
         form,
         question_key,
         documents_key,
-        keys_of(chain)[0],
+        needed,
+        next(iter(also)) if len(also) == 1 else None,
         max_concurrency=max_concurrency,
         timeout=timeout,
         public=public,
@@ -314,9 +317,9 @@ def wrap_rag(
 
 
 class PrivateRAG(SealedRelease[T]):
-    """The release that `wrap_rag` makes: it takes a text, or a mapping with it.
+    """The release that `wrap_rag` makes: it takes a text, or a mapping with it, and of an agent messages.
 
-    ``asks`` is what the wrapped chain takes, "text" or "mapping".
+    ``asks`` is what the wrapped chain takes, "text", "mapping" or "messages".
     """
 
     def __init__(self, ensemble: AskedEnsemble, aggregate: DPAggregate[T]) -> None:
@@ -328,24 +331,6 @@ class PrivateRAG(SealedRelease[T]):
     def InputType(self) -> Any:
         """A question, or a mapping with it."""
         return str | dict[str, Any]
-
-    def invoke(
-        self,
-        input: str | dict[str, Any],
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> T:
-        """One release."""
-        return super().invoke(input, config, **kwargs)  # type: ignore[arg-type]
-
-    async def ainvoke(
-        self,
-        input: str | dict[str, Any],
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> T:
-        """One release. A cancelled call keeps its charge."""
-        return await super().ainvoke(input, config, **kwargs)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return f"PrivateRAG({self.ensemble!r}, {self.aggregator!r})"
@@ -363,6 +348,7 @@ class AskedEnsemble(PrivateEnsemble):
         question_key: str,
         documents_key: str | None,
         needed: frozenset[str],
+        also: str | None,
         **settings: Any,
     ) -> None:
         self.instead = instead
@@ -370,7 +356,8 @@ class AskedEnsemble(PrivateEnsemble):
         self.asks = asks
         self._question_key = question_key
         self._documents_key = documents_key
-        self._needed = needed - {documents_key} if asks == "mapping" else frozenset()
+        self._needed = needed
+        self._also = also
 
     @property
     def variant(self) -> str:
@@ -383,8 +370,9 @@ class AskedEnsemble(PrivateEnsemble):
     def check_request(self, values: object) -> Mapping[str, Any]:
         """A text, or a mapping with it under the question's key; with the chain's keys if it takes a mapping."""
         if isinstance(values, str):
-            values = {self._question_key: str(values)}
+            values = self.mapping_of(values)
         if isinstance(values, Mapping):
+            values = self._completed(values)
             if self._documents_key in values:
                 raise InvalidParameter(
                     "input",
@@ -399,47 +387,19 @@ class AskedEnsemble(PrivateEnsemble):
                 )
         return super().check_request(values)
 
+    def _completed(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a request with its question under the question's key, and as messages if the chain takes those."""
+        if self.asks == MESSAGES and MESSAGES in values:
+            messages, said = read_messages(values[MESSAGES])
+            return {self._question_key: said, **values, MESSAGES: messages}
+        if self.asks == MESSAGES and isinstance(text := values.get(self._question_key), str):
+            return {**values, MESSAGES: messages_of(text)}
+        if self._also is not None and self._also in values:
+            return {self._question_key: values[self._also], **values}
+        return values
 
-def form_of(part: Any) -> Form | None:
-    """Return the form that a chain takes, a text or a mapping, as far as its first steps show it."""
-    for kind, inner in _WRAPPERS:
-        if isinstance(part, kind):
-            return form_of(getattr(part, inner))
-    if isinstance(part, RunnableSequence):
-        return form_of(next((step for step in part.steps if not isinstance(step, RunnablePassthrough)), None))
-    if isinstance(part, RunnableParallel):
-        return next((form for form in map(form_of, part.steps__.values()) if form is not None), None)
-    if isinstance(part, BaseRetriever):
-        return "text"
-    takes_mapping = isinstance(part, (RunnableAssign, RunnablePick)) or is_named(part, _OF_MAPPINGS)
-    # A prompt with one variable takes a bare text just as well.
-    return "mapping" if takes_mapping or _reads_keys(part) or len(keys_of(part)[0]) > 1 else None
-
-
-def keys_of(part: Any, given: frozenset[str] = frozenset()) -> tuple[frozenset[str], frozenset[str] | None]:
-    """The keys that a chain needs beside the given ones, as far as known, and those given after it; None if unknown."""
-    if isinstance(part, RunnableSequence):
-        needed: frozenset[str] = frozenset()
-        after: frozenset[str] | None = given
-        for step in part.steps:
-            if after is not None:
-                more, after = keys_of(step, after)
-                needed |= more
-        return needed, after
-    if isinstance(part, RunnableBindingBase):
-        return keys_of(part.bound, given)
-    if isinstance(part, RunnableAssign):
-        return keys_of(part.mapper, given)[0], given | part.mapper.steps__.keys()
-    if isinstance(part, RunnableParallel):
-        return frozenset().union(*(keys_of(step, given)[0] for step in part.steps__.values())), None
-    if isinstance(part, RunnablePassthrough):
-        return frozenset(), given
-    if _reads_keys(part):
-        names = part.func.__reduce__()[1]
-    else:  # a prompt's, or a chain's of langchain-classic
-        names = getattr(part, "input_variables", None) or getattr(part, "input_keys", None) or ()
-    return frozenset(name for name in names if isinstance(name, str)) - given, None
-
-
-def _reads_keys(part: Any) -> bool:
-    return isinstance(part, RunnableLambda) and isinstance(getattr(part, "func", None), operator.itemgetter)
+    def mapping_of(self, text: str) -> Mapping[str, Any]:
+        """A plain text under the question's key, or also under the only one that the chain shows to need."""
+        if self._also is not None:
+            return {self._question_key: str(text), self._also: str(text)}
+        return super().mapping_of(text)

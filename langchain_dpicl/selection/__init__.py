@@ -128,8 +128,11 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         was eligible for, and for no others.
     eligible
         With a threshold or a filter: how many owners are eligible for a typical query. A PUBLIC estimate, by which
-        ``shots`` or ``calls`` become a rate; never the number that a query of yours has found. Below 1: the share of
-        the owners when the plan is made, but at least twice the calls (or members) and at most all.
+        ``shots`` or ``calls`` become a rate and the plan counts votes; never the number that a query of yours has
+        found. With ``filter`` or ``visible_to`` it is always needed: the number of owners whom one caller's filter lets
+        through, of callers with few. Too high: few votes, which noise decides, and nothing can warn, since the true
+        number is private. Too low: more noise than needed. Below 1: the share of the owners when the plan is made, at
+        most all; without a filter at least twice the calls (or members).
     nearest_to
         The request's key under which the query stands, a text; with a ``threshold`` "input" unless told otherwise.
         Then, within each bucket, the ``max_exemplars`` (required here, unless ``eligible`` is given) that are most
@@ -205,11 +208,12 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         self._shots = 0 if shots is None else checks.whole("shots", shots)
         self.owners: int | None = None
         """The number of owners in the store when `rate` was computed from it. For freezing a plan alone."""
-        self.expected_owners: float | None = self.calls
+        self.expected_owners: float | None = None
         """The owners of one sample, if that was asked for: as public as ``shots``."""
         asked: float | None = self.calls
         if self._shots:
             asked = self.members * self._shots
+        if asked is not None:
             self.expected_owners = min(asked, self.sampled_from(None) or asked)
         if asked is not None and rate is None:
             self.rate = min(1.0, asked / self._count())
@@ -234,11 +238,20 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
                 eligible,
                 "None without a threshold or a filter: every owner is eligible",
             )
+        if eligible is None and self.rules:
+            raise InvalidParameter(
+                "eligible",
+                None,
+                "given with a filter or visible_to: the number of owners whom one caller's filter (and the threshold, "
+                "if there is one) lets through, a public estimate. Too high a number leaves few votes, which noise "
+                "then decides with no warning; too low a one takes more noise. No count of the store gives it: who "
+                "stands behind a filter is private",
+            )
         if eligible is None and self.gated and rate is None:
             raise InvalidParameter(
                 "eligible",
                 None,
-                "given with shots or calls if there is a threshold or a filter, or give rate",
+                "given with shots or calls if there is a threshold, or give rate",
             )
         if eligible is None or (isinstance(eligible, float) and 0.0 < eligible < 1.0):
             return eligible
@@ -303,7 +316,7 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
             return int(self._eligible)
         if self._eligible is None or owners is None:
             return owners
-        least = math.ceil(2 * (self.calls or self.members))
+        least = 1 if self.rules else math.ceil(2 * (self.calls or self.members))
         return min(owners, max(least, math.ceil(self._eligible * owners)))
 
     def check_owners(self) -> None:

@@ -25,7 +25,7 @@ from langchain_dpicl.decoding.sampler import DPSampler
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.members.chains import ModelChoice, Wording, label_member
 from langchain_dpicl.release.ensemble import PrivateEnsemble
-from langchain_dpicl.release.sealed import DPAggregate
+from langchain_dpicl.release.sealed import DPAggregate, SealedRelease
 from langchain_dpicl.spec.mistakes import Mistake, together
 from langchain_dpicl.spec.signatures import Count, Section, Text, fields_of, from_lines, is_model_class, section_from
 from langchain_dpicl.spec.sources import ModelSection
@@ -108,7 +108,8 @@ class AggregatorSection(ReleaseSection):
         how = model.model_dump(include={"max_concurrency", "timeout"}) | {"count_empty": count_empty}
         ensemble = PrivateEnsemble(selector, member, **how)
         budget, line = open_line()
-        return ensemble | DPAggregate(aggregator, budget, line=line, return_receipt=True)
+        # Not by ``|``, which warns of a poor plan: commands and servers say that themselves.
+        return SealedRelease(ensemble, DPAggregate(aggregator, budget, line=line, return_receipt=True))
 
 
 class ChosenSection(AggregatorSection):

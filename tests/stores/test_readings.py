@@ -124,7 +124,7 @@ def test_filters_let_through_whom_they_let_through_one_by_one(place: Place) -> N
             for about, passed in (((None, -1.0), expected), ((QUERY, 0.1), expected & similar)):
                 found = view.eligible(*about, wanted)
                 assert found.tolist() == np.unique(np.flatnonzero(passed) // 3).tolist()
-        selector = PoissonExampleSelector(store, calls=2, rate=1.0, exemplars_per_owner=9, filter=asked)
+        selector = PoissonExampleSelector(store, calls=2, rate=1.0, exemplars_per_owner=9, filter=asked, eligible=9)
         buckets = selector.sample(query=selector.embed_query({}))
         assert all(wanted.passes(each) for bucket in buckets for each in bucket)
 

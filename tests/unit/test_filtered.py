@@ -14,12 +14,15 @@ from moments import eligible, similarities
 from ways import WAYS, ask
 
 from langchain_dpicl import (
+    CandidateVote,
     Condition,
     DPAggregate,
     ExemplarStore,
     InvalidParameter,
+    Keywords,
     NoisyVote,
     PoissonExampleSelector,
+    PrivacyWarning,
     PrivateEnsemble,
     acting_for,
 )
@@ -45,6 +48,8 @@ def store(store_of: Any) -> ExemplarStore:
 def one_each(store: ExemplarStore, **options: Any) -> PoissonExampleSelector:
     """A call for every eligible owner: no chance is involved."""
     options = {"calls": 5, "rate": 1.0, "exemplars_per_owner": 9} | options
+    if not options.keys().isdisjoint({"filter", "visible_to"}):
+        options.setdefault("eligible", 5)
     return PoissonExampleSelector(store, **options)
 
 
@@ -293,7 +298,10 @@ def test_with_tickets_those_who_pass_pay_and_no_others(release: Any, budget_of: 
         ({"filter": "team"}, "filter"),
         ({"filter": {"owner": "owner-1"}}, "filter"),
         ({"visible_to": {"team": "a"}}, "visible_to"),
-        ({"filter": {"team": "a"}, "rate": None}, "eligible"),
+        ({"filter": {"team": "a"}, "eligible": None}, "eligible"),
+        ({"filter": lambda values: None, "eligible": None, "rate": None}, "eligible"),
+        ({"visible_to": lambda who: None, "eligible": None}, "eligible"),
+        ({"visible_to": lambda who: None, "threshold": 0.3, "eligible": None}, "eligible"),
         ({"eligible": 5}, "eligible"),
     ],
 )
@@ -316,3 +324,36 @@ def test_a_sample_is_never_drawn_past_a_filter(store: Any) -> None:
 
 def test_a_filter_sizes_the_rate_by_the_eligible(store: Any) -> None:
     assert one_each(store, rate=None, calls=2, eligible=5, filter={"team": "a"}).rate == 0.4
+
+
+def test_a_share_behind_a_filter_is_taken_as_given(store: Any) -> None:
+    """Without a filter it is at least twice the calls, which would promise votes that few callers' owners can give."""
+    assert one_each(store, rate=None, calls=2, eligible=0.3, visible_to=lambda who: None).rate == 2 / 4
+    assert one_each(store, rate=None, calls=4, eligible=0.3, visible_to=lambda who: None).rate == 1.0
+    assert one_each(store, rate=None, calls=4, eligible=0.3, threshold=0.3).rate == 4 / 8
+
+
+AGGREGATORS: dict[str, Callable[[], Any]] = {
+    "vote": lambda: NoisyVote(["a", "b", "c"]),
+    "candidates": lambda: CandidateVote(DeterministicFakeEmbedding(size=8), ["one text", "another"]),
+    "keywords": lambda: Keywords.joint_em(["some", "words", "here"], 2),
+}
+
+
+@pytest.mark.parametrize("kind", AGGREGATORS)
+@pytest.mark.parametrize("owners", [40, 400])
+def test_too_few_eligible_owners_are_told_from_public_numbers_alone(
+    kind: str, owners: int, store_of: Any, budget_of: Any
+) -> None:
+    """When the release is made, and in the same words whomever the store holds: nobody counts who passes."""
+
+    def make(eligible: int) -> None:
+        selector = PoissonExampleSelector(
+            store_of(rows_of(owners)), calls=20, eligible=eligible, visible_to=lambda who: {"team": "b"}
+        )
+        _ = PrivateEnsemble(selector, str) | DPAggregate(AGGREGATORS[kind](), budget_of(3, releases=20))
+
+    told = "noise takes about .* 6 votes among" if kind != "keywords" else "6 eligible owners are fewer than 20 calls"
+    with pytest.warns(PrivacyWarning, match=told):
+        make(6)
+    make(300)  # no warning, which would be an error here

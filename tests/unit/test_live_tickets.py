@@ -70,7 +70,14 @@ class Walk:
         at, (wanted, teams) = self.chance.choice((*PLACES, 45)), self.chance.choice(FILTERS)
         who, visible = self.chance.choice([("all", "xy"), ("late", "y")])
         selector = PoissonExampleSelector(
-            self.store, 2, rate=0.5, max_exemplars=9, threshold=THRESHOLD, filter=wanted, visible_to=VISIBLE.__getitem__
+            self.store,
+            2,
+            rate=0.5,
+            max_exemplars=9,
+            threshold=THRESHOLD,
+            eligible=3,
+            filter=wanted,
+            visible_to=VISIBLE.__getitem__,
         )
         eligible = selector.eligible(selector.embed_query({"input": f"? {at}"}, who))
         (entry,) = charge(self.line, owners=[self.line.ask(self.store, eligible)])

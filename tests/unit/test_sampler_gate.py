@@ -67,7 +67,8 @@ def sampler_of(ledger_url: str) -> Callable[..., DPSampler]:
         store = how.pop("store", None) or ExemplarStore.from_records(
             RECORDS, Degrees(), input_key="text", output_key=None, owner_key="owner", progress=False
         )
-        chosen = {"members": 2, "rate": rate, "max_exemplars": 4, "threshold": 0.5, **how.pop("chosen", {})}
+        chosen = {"members": 2, "rate": rate, "max_exemplars": 4, "threshold": 0.5, "eligible": 3}
+        chosen |= how.pop("chosen", {})
         selector = PoissonExampleSelector(store, **chosen)
         budget = how.pop("budget", None) or PrivacyBudget(
             50.0, 1e-3, tickets or 60, ledger_url, tickets=tickets is not None, replay=how.pop("replay", False)

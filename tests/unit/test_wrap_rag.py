@@ -402,18 +402,21 @@ def test_filters_configured_or_bound_are_carried_out_and_narrow_who_takes_part(w
     searching = collection.as_retriever
     page = {"filter": {"page": 7}}
     configurable = searching().configurable_fields(search_kwargs=ConfigurableField(id="search"))
-    for retriever in (
-        searching(search_kwargs=page),
-        configurable.with_config(configurable={"search": page}),
-        searching().bind(**page),
-        searching(search_kwargs={"filter": lambda document: document.metadata["page"] == 7}),
+    one_page = {"eligible": 2}
+    for retriever, known in (
+        (searching(search_kwargs=page), one_page),
+        (configurable.with_config(configurable={"search": page}), {}),
+        (searching().bind(**page), {}),
+        (searching(search_kwargs={"filter": lambda document: document.metadata["page"] == 7}), {}),
     ):
         seen: list[Document] = Ears()
         keep = RunnableLambda(lambda documents, seen=seen: (seen.extend(documents), "porch")[1])
-        wrap(retriever | keep, documents=400).invoke(QUESTION)
+        wrap(retriever | keep, documents=400, **known).invoke(QUESTION)
         real = [document.metadata["page"] for document in seen if "note" in document.page_content]
         assert real == [7], "beside what was made up for a public question"
-    every = wrap(searching(search_kwargs=page) | RunnableLambda(str)).ensemble.selector
+    with pytest.raises(InvalidParameter, match="eligible=None is not allowed: given with a filter or visible_to"):
+        wrap(searching(search_kwargs=page) | RunnableLambda(str))
+    every = wrap(searching(search_kwargs=page) | RunnableLambda(str), **one_page).ensemble.selector
     assert str(every.rules.wanted({}, None)) == str(MetadataFilter.parse({"page": 7}))
     beside = {"a": searching(search_kwargs=page), "b": RunnableLambda(collection.similarity_search)}
     assert not wrap(beside | RunnableLambda(str), asks="text").ensemble.selector.rules, "one search has no filter"
