@@ -441,6 +441,14 @@ def test_a_job_whose_owners_pay_begins_a_failed_answer_again_at_once(
     assert used(sampler, ledger_url) == {"ann": 4 + 3, "bob": 4 + 3, "cec": 0}
 
 
+def test_a_sample_weighs_against_as_many_owners_as_are_eligible(sampler_of: Any) -> None:
+    """Public logits of twenty shots would drown three owners."""
+    few = {"members": None, "calls": 20, "rate": None, "filter": {"ward": 1}}
+    with pytest.warns(PrivacyWarning, match="3 eligible owners are fewer than 20 calls"):
+        sampler = sampler_of(tickets=None, chosen=few, shots=None)
+    assert (sampler.settings.shots, sampler.selector.rate) == (3, 1.0)
+
+
 def test_a_file_of_passages_is_of_one_callers_rights_and_one_filter(sampler_of: Any, tmp_path: Path) -> None:
     fake, file = DeterministicFakeEmbedding(size=8), tmp_path / "passages.jsonl"
     sampler = sampler_of(tickets=None, chosen={"visible_to": lambda who: {"ward": 1} if who == "nurse" else None})
