@@ -39,8 +39,8 @@ def poor_plan(release: object, line: PlanLine | None = None) -> str | None:
             line = known
         if labels is None:
             asked = LineRequest(release.mechanism, selector.rate or 1.0, count)
-            said = poor_range(about(epsilon, delta, asked) if line is None else line.parameter)
-            return said or few_owners(selector)
+            bound = about(epsilon, delta, asked) if line is None else line.parameter
+            return few_owners(selector) or poor_range(bound)
         if line is not None:
             owners = line.owners
             crowd = selector.crowd(line.rate, owners)
