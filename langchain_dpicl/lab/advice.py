@@ -13,7 +13,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from langchain_dpicl.privacy.advice import EMBEDDED, HALF, HEAD, POOR, head_left, head_steps, tokens_left, vote_left
+from langchain_dpicl.privacy.advice import (
+    DIRECTIONS,
+    EMBEDDED,
+    HALF,
+    HEAD,
+    POOR,
+    head_left,
+    head_steps,
+    tokens_left,
+    vote_left,
+)
 from langchain_dpicl.privacy.checks import FrozenMapping, open_unit, real, whole
 from langchain_dpicl.privacy.choice import (
     CALLS,
@@ -45,7 +55,10 @@ WORTH = 0.9
 EPSILONS = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0)
 """Among these the least epsilon is looked for."""
 
-USUAL = tuple(epsilon for epsilon in EPSILONS if epsilon >= 1.0)
+MOST = 3.0
+"""Above this epsilon nothing is recommended: a guess about a person may become 20 times likelier there."""
+
+USUAL = tuple(epsilon for epsilon in EPSILONS if 1.0 <= epsilon <= MOST)
 """The epsilons that are proposed, if none is given: the first at which a method is worth it."""
 
 _MOST_OWNERS = 10_000_000
@@ -218,7 +231,7 @@ def compare(task: Workload, epsilon: float, methods: Sequence[str] = METHODS) ->
 
 
 def recommended(choices: Sequence[Verdict], right: Mapping[str, float] = FrozenMapping()) -> Verdict | None:
-    """The method for labels to take; None if none is feasible.
+    """The method for labels to take; None if none is feasible, and above an epsilon of `MOST`.
 
     If it is known how often some are ``right``: the first of `METHODS` that is within .02 of the best of these. Else a
     head if noise spares `POOR` of it and at most .15 less than of a vote of near records: on three data sets of four a
@@ -227,7 +240,7 @@ def recommended(choices: Sequence[Verdict], right: Mapping[str, float] = FrozenM
     ensemble comes last: noise takes little of it, and random records bring little. On three data sets it was 1 point
     above, level with, and 7 points below a prompt of public examples.
     """
-    fit = [each for each in choices if each.feasible and each.method != TOKENS]
+    fit = [each for each in choices if each.feasible and each.method != TOKENS and each.epsilon <= MOST]
     if known := [each for each in fit if each.method in right]:
         best = max(right[each.method] for each in known)
         return next(each for each in known if right[each.method] >= best - 0.02)
@@ -246,6 +259,35 @@ def proposed(task: Workload) -> float:
         if found is not None:
             return found
     return USUAL[-1]
+
+
+def remedies(task: Workload) -> list[tuple[str, str, float]]:
+    """What would make a method of `NEAR` worth it at an epsilon of `MOST`, the least change first in each way.
+
+    Of each change: in words, the method, and what noise then leaves of it. Public texts stand first, whatever they buy.
+    """
+    found = []
+    if task.features > DIRECTIONS:
+        way = Way.of(HEAD, task)
+        sigma = about(MOST, task.delta, way.line(HEAD, task.owners))
+        with_texts, _ = _judged(replace(task, features=DIRECTIONS), way, HEAD, sigma)
+        found.append(("some hundred public texts like your questions (--public)", HEAD, with_texts))
+    people = ((least, method) for method in NEAR if (least := _least_owners(method, task, MOST, WORTH)) is not None)
+    for owners, method in sorted(people)[:1]:
+        found.append((f"{owners:,} people", method, _state(method, task.with_owners(owners), MOST)))
+    fewer: list[tuple[str, Workload]] = []
+    for labels in range(task.labels - 1, 1, -1):
+        fewer.append((f"{labels} labels", replace(task, labels=labels)))
+    for questions in (task.questions // share for share in (2, 5, 10, 100) if task.questions >= share):
+        fewer.append((f"{questions:,} questions", replace(task, questions=questions)))
+    told = set()
+    for words, changed in fewer:
+        kind = words.partition(" ")[2]
+        for method in NEAR:
+            if kind not in told and (left := _state(method, changed, MOST)) >= WORTH:
+                told.add(kind)
+                found.append((words, method, left))
+    return found
 
 
 def _choice(method: str, task: Workload, epsilon: float) -> Verdict:
@@ -296,10 +338,10 @@ def _state(method: str, task: Workload, epsilon: float) -> float:
     return max(found, default=0.0)
 
 
-def _least_owners(method: str, task: Workload, epsilon: float) -> int | None:
-    """Two digits, rounded up."""
+def _least_owners(method: str, task: Workload, epsilon: float, left: float = 0.0) -> int | None:
+    """For how many owners noise leaves more than this. Two digits, rounded up."""
     steps = [int(10.0 ** (i / 24) + 0.5) for i in range(24, 24 * 7 + 1)]
-    found: int | None = _first(steps, lambda owners: _state(method, task.with_owners(owners), epsilon) > 0.0)
+    found: int | None = _first(steps, lambda owners: _state(method, task.with_owners(owners), epsilon) > left)
     if found is None:
         return None
     unit: int = 10 ** max(0, len(str(found)) - 2)

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_dpicl.lab.advice import BLIND, GATED, LABEL_VOTE, TOKENS, WORTH, Verdict, Workload
+from langchain_dpicl.lab.advice import BLIND, GATED, LABEL_VOTE, MOST, TOKENS, WORTH, Verdict, Workload, remedies
 from langchain_dpicl.privacy.advice import DIRECTIONS, HEAD, head_left
 
 _WHAT = {
@@ -43,15 +43,14 @@ def words(
     """Return the recommendation, a table, and the reasons."""
     rows = {row["method"]: row for row in facts["methods"]}
     text = []
+    head = next(each for each in choices if each.method == HEAD)
+    first = ""
+    if options.public is None and not head.worth:
+        first = f"First give --public FILE: {_bought(task, head)}"
     if best is None:
-        nothing = f"Nothing is feasible at epsilon {facts['epsilon']:g}: noise would decide the answers."
-        least = [(each.least_owners, each.method) for each in choices if each.least_owners and each.method != TOKENS]
-        if least:
-            owners, method = min(least)
-            nothing += f" With {owners:,} owners the {method} would be feasible."
-        text.append(nothing)
-        text.append("What helps: fewer questions, more owners, or a larger epsilon, which promises less.")
+        text += _nothing(task, choices)
     else:
+        text += [*_folded(first, ""), ""] if first else []
         asked = "Asked for" if options.method else "Take"
         text += [f"{asked}: the {best.method}, at epsilon {facts['epsilon']:g} and delta {task.delta:.3g}.", ""]
         text += _folded(_WHAT[best.method], "  ")
@@ -64,10 +63,31 @@ def words(
             )
         text += ["", f"  {facts['command']}"]
     text += ["", *_table(options, task, choices, best, rows), ""]
-    text += _reasons(options, task, choices, best, facts.get("columns", ()))
+    text += _reasons(options, task, choices, best, facts)
     if "written" in facts:
         text += ["", f"Written: {options.write}. Try it: dpicl serve --config {options.write} --check"]
     return "\n".join(text)
+
+
+def _bought(task: Workload, head: Verdict) -> str:
+    """The words for what public texts buy."""
+    spared = head_left(task.owners, head.line.parameter, head.line.options["steps"], DIRECTIONS)
+    return (
+        "some hundred public texts like your questions, one a line or with labels. With them noise would take about "
+        f"{1 - spared:.0%} of a head instead of {1 - head.left:.0%}."
+    )
+
+
+def _nothing(task: Workload, choices: Sequence[Verdict]) -> list[str]:
+    """Say that nothing fits, and what would."""
+    epsilon = choices[0].epsilon
+    text = f"Nothing fits at epsilon {epsilon:g}: noise would decide too many answers."
+    if epsilon > MOST:
+        text = f"Nothing is recommended at epsilon {epsilon:g}: it hardly bounds what is told about a person."
+    lines = [text, f"What would fit at epsilon {MOST:g} (noise takes at most {1 - WORTH:.0%}), or come nearer:"]
+    for change, method, left in remedies(task):
+        lines += _folded(f"{change}: noise takes about {1 - left:.0%} of a {method}", "    ", "  - ")
+    return lines
 
 
 def _table(
@@ -118,25 +138,19 @@ def _reasons(
     task: Workload,
     choices: Sequence[Verdict],
     best: Verdict | None,
-    columns: Sequence[str],
+    facts: dict[str, Any],
 ) -> list[str]:
     """Return the reasons for the recommendation, and how sure each number is."""
     said = []
+    is_known = any("expected_accuracy" in row for row in facts["methods"])
     if best is not None and options.method is None:
-        reason = _WHY[best.method] if options.public is None else _RIGHT
+        reason = _RIGHT if is_known else _WHY[best.method]
         said.append(f"{best.method}: {reason}")
     for each in choices:
         if not each.feasible:
             owners = _cell(each.least_owners, ",", "")
             end = f"below about {owners} owners" if owners else "for no number of owners"
             said.append(f"{each.method}: not feasible {end} at this epsilon.")
-    head = next(each for each in choices if each.method == HEAD)
-    if options.public is None and not head.worth:
-        spared = head_left(task.owners, head.line.parameter, head.line.options["steps"], DIRECTIONS)
-        said.append(
-            f"head: with some hundred public texts like your questions (--public), noise would take {1 - spared:.0%} "
-            f"instead of {1 - head.left:.0%}."
-        )
     for each in choices:
         if each.way.eligible is not None and each.method in (LABEL_VOTE, GATED):
             said.append(
@@ -156,12 +170,12 @@ def _reasons(
         if options.owner_key:
             by = f"distinct values of {options.owner_key!r}"
         said.append(
-            f"Of {os.path.basename(options.data)} only the columns' names ({', '.join(columns)}) and the number of "
-            f"{by} were used. If you use this number, you make it public."
+            f"Of {os.path.basename(options.data)} only the columns' names ({', '.join(facts['columns'])}) and the "
+            f"number of {by} were used. If you use this number, you make it public."
         )
-    if options.public is None:
-        said.append("How often answers are right depends on your records and model: --public FILE gives an estimate.")
-    elif any(each.method == GATED for each in choices):
+    if not is_known:
+        said.append("How often answers are right depends on your records and model: --public with labels estimates it.")
+    else:
         said.append(
             "right answers: each public record is asked against the others. A call is taken to repeat its record's "
             "label in 90 % of cases; a good model does better. With 400 public records of three data sets this was .02 "

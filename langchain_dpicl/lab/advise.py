@@ -5,13 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli import add_prices, add_reading, add_run, check_apart, given, show
+from langchain_dpicl.cli import (
+    READING,
+    add_columns,
+    add_prices,
+    add_reading,
+    add_run,
+    carried,
+    check_apart,
+    column,
+    given,
+    holds_records,
+    keys_in,
+    show,
+    written_out,
+)
 from langchain_dpicl.cli.data import read_file
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 from langchain_dpicl.lab.advice import (
@@ -42,20 +55,23 @@ def advise_options(parser: Any) -> None:
     """Say which mechanism suits your numbers, which epsilon and delta to choose, and what you may expect.
 
     It looks at public numbers alone. Of --data it reads the names of the columns and the number of owners, nothing
-    else; whoever uses this number makes it public. How often answers are right, it says only with --public: labelled
-    records that anyone may see, and that are like yours.
+    else; whoever uses this number makes it public. Give --public first: some hundred texts like yours that anyone may
+    see, of which a head learns what to look at. With their labels it also says how often answers are right. It
+    recommends nothing above epsilon 3. The command that it prints has all options that you gave.
 
     examples:
       dpicl advise --owners 800 --labels 3 --questions 500
       dpicl advise --data tickets.csv --owner-key customer --labels billing,technical,account --questions 500 \\
         --public examples.csv --write server.yaml
     """
-    add_run(parser, advise)
+    add_run(parser, advise, tokens="max_tokens")
     who = parser.add_mutually_exclusive_group(required=True)
     who.add_argument("--owners", type=int, help="how many people the records are of: a number that may be public")
     who.add_argument("--data", help="or the file with the records, whose owners are counted")
-    parser.add_argument("--owner-key", help="the column that names the owner (default: each record is its own owner)")
-    parser.add_argument("--input-key", default="text", help="the column of the texts (default text)")
+    parser.add_argument(
+        "--owner-key", type=column, help="the column that names the owner (default: each record is its own owner)"
+    )
+    parser.add_argument("--input-key", type=column, default="text", help="the column of the texts (default text)")
     parser.add_argument("--output-key", default="label", help="the column of the labels (default label)")
     parser.add_argument("--labels", required=True, help="how many labels, or their names, separated by commas")
     parser.add_argument(
@@ -66,7 +82,8 @@ def advise_options(parser: Any) -> None:
     )
     parser.add_argument("--epsilon", type=float, help="default: the least usual one that is enough")
     parser.add_argument("--delta", type=float, help="default: a tenth of 1 / number of owners")
-    parser.add_argument("--public", metavar="FILE", help="labelled records like yours that anyone may see")
+    parser.add_argument("--public", metavar="FILE", help="texts like yours that anyone may see, best with labels")
+    add_columns(parser, "public")
     parser.add_argument(
         "--calls",
         type=int,
@@ -134,6 +151,7 @@ def advise(options: argparse.Namespace) -> int:
     public = None
     if options.public is not None:
         public = _public(options, names, labels)
+    if public is not None:
         gates = public.gates(task, epsilon)
         task = replace(task, gate=float(gates[GATED].eligible), near=float(gates[LABEL_VOTE].eligible))
     choices = compare(task, epsilon)
@@ -189,23 +207,23 @@ def _counted(options: argparse.Namespace) -> tuple[list[str] | None, int]:
 
 
 def _public(options: argparse.Namespace, names: list[str], labels: int) -> Any:
-    """The labelled public records, embedded: at most so many, evenly from the whole file."""
+    """The labelled public records, embedded: at most so many, evenly from the whole file. None of texts alone."""
     from langchain_dpicl.aggregators.reading import normal
     from langchain_dpicl.lab.evaluation.forecast import PublicRecords
     from langchain_dpicl.local import local_embeddings
+    from langchain_dpicl.members.chains import read_lines
     from langchain_dpicl.store.records import RecordKeys, embed
 
     if options.data is not None:
         check_apart(options, "public")
-    rows = read_file(
-        options,
-        options.public,
-        RecordKeys(options.input_key, options.output_key, None),
-        names or None,
-    )
+    if not holds_records(options.public):
+        read_lines("--public", options.public)
+        return None
+    keys = keys_in(options, "public", RecordKeys(options.input_key, options.output_key, None))
+    rows = read_file(options, options.public, keys, names or None)
     rows = rows[:: -(-len(rows) // _MOST_PUBLIC)]
-    texts: list[Any] = [row.get(options.input_key) for row in rows]
-    outputs = [row.get(options.output_key) for row in rows]
+    texts: list[Any] = [row.get(keys.input_key) for row in rows]
+    outputs = [row.get(str(keys.output_key)) for row in rows]
     named = list(names) or sorted({str(output).strip() for output in outputs})
     if len(named) != labels:
         raise InvalidParameter("--labels", labels, f"as many as --public has, {len(named)}, or their names")
@@ -213,7 +231,7 @@ def _public(options: argparse.Namespace, names: list[str], labels: int) -> Any:
     right = [places.get(normal(str(output)), -1) for output in outputs]
     for number, (text, place) in enumerate(zip(texts, right, strict=True), start=1):
         if not isinstance(text, str) or not text.strip() or place < 0:
-            needed = f"a text under {options.input_key!r} and one of the labels under {options.output_key!r}"
+            needed = f"a text under {keys.input_key!r} and one of the labels under {keys.output_key!r}"
             raise InvalidRecords(f"public record {number} needs {needed}")
     return PublicRecords(embed(local_embeddings(), texts, not options.json), right, labels)
 
@@ -263,30 +281,32 @@ def _threshold(choice: Verdict, gates: dict[str, Nearness]) -> float:
 
 
 def _command(choice: Verdict, options: argparse.Namespace, gates: dict[str, Nearness]) -> str:
-    """The command that uses the plan."""
-    labels = "LABEL,LABEL,..." if options.labels.strip().isdecimal() else options.labels
-    command = ["dpicl", "fit" if choice.method == HEAD else "answer", "--data", options.data or "FILE"]
-    command += ["--labels", labels, "--epsilon", f"{choice.epsilon:g}", "--delta", repr(choice.delta)]
-    if options.owner_key:
-        command += ["--owner-key", options.owner_key]
-    for name, usual in (("input_key", "text"), ("output_key", "label")):
-        if (value := getattr(options, name)) != usual:
-            command += [f"--{name.replace('_', '-')}", value]
+    """The command that uses the plan, for a shell. It has every option of this one that it knows."""
+    command = "fit" if choice.method == HEAD else "answer"
+    told = {"data": "FILE", **carried(options, command)}
+    for name in ("json", "calls", "max_tokens"):
+        told.pop(name, None)
+    if options.labels.strip().isdecimal():
+        told["labels"] = "LABEL,LABEL,..."
+    told |= {"epsilon": f"{choice.epsilon:g}", "delta": repr(choice.delta)}
     if choice.method == HEAD:
-        if options.fits > 1:
-            command += ["--fits", str(options.fits)]
-        if options.public:
-            command += ["--public", options.public]
-        return shlex.join([*command, "--output", "head.npz"])
-    command += ["--releases", str(choice.line.count)]
-    if choice.method == LABEL_VOTE:
-        command += ["--mode", "label-vote"]
-    else:
-        command += ["--calls", str(options.calls)]
+        told |= {"output": "head.npz"} | ({"name": _name(options)} if options.fits > 1 else {})
+        return written_out(command, told)
+    told["releases"] = choice.line.count
+    told |= {"mode": "label-vote"} if choice.method == LABEL_VOTE else {"calls": options.calls}
     if choice.way.eligible is not None:
-        threshold = f"{_threshold(choice, gates):g}"
-        command += ["--threshold", threshold, "--eligible", f"{choice.way.eligible}", "--tickets"]
-    return shlex.join([*command, "--question", "..."])
+        told |= {"threshold": f"{_threshold(choice, gates):g}", "eligible": choice.way.eligible, "tickets": True}
+    return written_out(command, told | {"question": "..."})
+
+
+def _name(options: argparse.Namespace) -> str:
+    """A name for a plan of several fits, which outlives the file's name."""
+    return "heads" if options.data is None else os.path.basename(options.data).partition(".")[0] + "-heads"
+
+
+def _reading(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of reading that were given, as a server's file has them."""
+    return {name: value for name, value in carried(options, "answer").items() if name in READING}
 
 
 def _check_writable(options: argparse.Namespace, names: Sequence[str]) -> None:
@@ -314,7 +334,11 @@ def _write(
     else:
         data = os.path.relpath(options.data, Path(options.write).absolute().parent)
         kind = "label-vote" if choice.method == LABEL_VOTE else "vote"
-        sections["store"] = {"data": data, **given(options, "input_key", "output_key", "owner_key")}
+        sections["store"] = {
+            "data": data,
+            **given(options, "input_key", "output_key", "owner_key"),
+            **_reading(options),
+        }
         sections["release"] = {"kind": kind, "labels": list(names)}
         sections["selector"] = {"calls": choice.way.eligible if kind == "label-vote" else options.calls}
         sections["budget"] = {"epsilon": choice.epsilon, "delta": choice.delta, "releases": choice.line.count}

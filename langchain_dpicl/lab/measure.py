@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from langchain_dpicl.cli import (
+    add_columns,
     add_ensemble,
     add_model,
     add_prices,
@@ -19,6 +20,7 @@ from langchain_dpicl.cli import (
     add_run,
     check_apart,
     chosen,
+    column,
     given,
     model_of,
     show,
@@ -33,6 +35,8 @@ def evaluate_options(parser: Any) -> None:
 
     examples:
       dpicl evaluate --task trec --data trec/train.jsonl --test trec/test.jsonl --members 20 --shots 1 --output trec
+      dpicl evaluate --labels billing,technical --data tickets.csv --test solved.csv --method head \\
+        --test-columns text=body,label=desk --output results/tickets
       dpicl evaluate --task sst2 --data hub --vary members=5,10,20 --vary releases=100,1000,10000 --output results/sst2
 
     The folder keeps the model's answers and embeddings: run the same command again to resume; other epsilons cost no
@@ -40,8 +44,19 @@ def evaluate_options(parser: Any) -> None:
     """
     from langchain_dpicl.local import DEFAULT_MODEL
 
-    add_run(parser, evaluate)
-    parser.add_argument("--task", required=True, help="sst2, amazon, agnews, trec, samsum, e2e, wikilarge, docqa, ...")
+    add_run(
+        parser,
+        evaluate,
+        columns="column",
+        epsilons="epsilon",
+        folder="output",
+        methods="method",
+        neutral="calibrate_on",
+        source="data",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--task", help="sst2, amazon, agnews, trec, samsum, e2e, wikilarge, docqa, ...")
+    what.add_argument("--labels", help="or your own labels, separated by commas; each record is its own owner")
     data = parser.add_argument_group("data")
     data.add_argument("--data", required=True, help="examples: a file or folder, hub (the task's own), or hf:NAME")
     data.add_argument("--test", help="queries with their answers (default: the test split of --data)")
@@ -53,6 +68,9 @@ def evaluate_options(parser: Any) -> None:
         metavar="KEY=NAME",
         help="a column of another name",
     )
+    data.add_argument("--input-key", type=column, metavar="NAME", help="the column of the texts, as in other commands")
+    data.add_argument("--output-key", metavar="NAME", help="the column of the labels or answers")
+    add_columns(data, "test", "public")
     add_reading(parser)
     data.add_argument("--queries", type=int, default=100, help="how many test rows (default 100)")
     plan = parser.add_argument_group("the plan")
@@ -148,23 +166,26 @@ def evaluate(options: argparse.Namespace) -> int:
     from langchain_dpicl.lab.evaluation.passes import EvaluationPlan
     from langchain_dpicl.lab.evaluation.report import write_index, write_report
     from langchain_dpicl.lab.evaluation.rows import load_rows
-    from langchain_dpicl.lab.evaluation.tasks import task
+    from langchain_dpicl.lab.evaluation.tasks import ClassificationTask, own, task
     from langchain_dpicl.local import DEFAULT_MODEL
     from langchain_dpicl.privacy.checks import whole
     from langchain_dpicl.privacy.choice import usual_most
 
     is_file = Path(options.data).is_file()
     check_apart(options, *(("public", "test") if is_file else ("public",)))
-    about = task(options.task)
+    about = own(options.labels.split(",")) if options.labels else task(options.task)
     wording = {name: text.replace("\\n", "\n") for name, text in given(options, "instruction", "query").items()}
     about = replace(about, shape=replace(about.shape, **wording))
-    columns = dict(_pairs("--column", options.column))
+    keys = ("text", "label") if isinstance(about, ClassificationTask) else ("input", "output")
+    named = {key: getattr(options, name) for key, name in zip(keys, ("input_key", "output_key"), strict=True)}
+    columns = {key: name for key, name in named.items() if name} | dict(_pairs("--column", options.column))
     how: dict[str, Any] = {"columns": columns, "reading": reading_of(options), "say": partial(tell, options)}
     rows = load_rows(about, options.data, **how)
     if options.test is None and is_file:
         raise InvalidParameter("--test", None, "a file with the queries and their answers")
-    queries = load_rows(about, options.test or options.data, split="test", **how)
-    public = load_rows(about, options.public, **how) if options.public else []
+    of_test, of_public = (how | {"columns": columns | each} for each in (options.test_columns, options.public_columns))
+    queries = load_rows(about, options.test or options.data, split="test", **of_test)
+    public = load_rows(about, options.public, **of_public) if options.public else []
     size = chosen(options, "members", "shots")
     if options.calls is not None:
         calls = whole("calls", options.calls)
@@ -255,7 +276,7 @@ def audit_options(parser: Any) -> None:
       dpicl audit --mechanism vote --canary owner --epsilon 1 --trials 100000
       dpicl audit --mechanism all --rate 0.1 --releases 20 --plot audit.png
     """
-    add_run(parser, audit)
+    add_run(parser, audit, shots="owners_per_token", trial="trials")
     parser.add_argument(
         "--mechanism",
         default="vote",

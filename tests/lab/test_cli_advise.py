@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,8 +61,58 @@ def test_one_recommendation_stands_before_the_table_and_the_reasons(run: Any) ->
 def test_nothing_is_recommended_where_nothing_is_feasible(run: Any) -> None:
     code, out, _ = run(*asked("--owners", 10, "--epsilon", 0.1))
     assert code == 0
-    assert out.startswith("Nothing is feasible at epsilon 0.1")
+    assert out.startswith("Nothing fits at epsilon 0.1")
     assert "not feasible below about" in out
+
+
+@pytest.mark.parametrize("more", [("--owners", 40), ("--owners", 800, "--epsilon", 8)])
+def test_nothing_is_recommended_above_epsilon_3_and_what_would_fit_is_told(more: Any, run: Any) -> None:
+    """Public texts stand first. At 8 a method would be worth it, but it would hardly protect anybody."""
+    code, out, _ = run("advise", "--labels", "a,b,c,d,e,f", "--questions", 500, *more)
+    assert code == 0
+    assert not re.search("^Take|dpicl fit|dpicl answer", out)
+    told = out[: out.index("owners, 6 labels")]
+    assert "--public" in told
+    assert " people: noise takes" in told
+    assert " questions: noise takes" in told
+    assert json.loads(run("advise", "--labels", "6", "--questions", 500, *more, "--json")[1])["recommended"] is None
+
+
+def test_public_texts_are_asked_for_before_anything_is_taken(data: Path, run: Any) -> None:
+    code, out, _ = run(*asked("--owners", 300))
+    assert code == 0
+    assert out.startswith("First give --public FILE")
+    Path("texts.txt").write_text("one\ntwo\n")
+    code, out, _ = run(*asked("--owners", 300, "--public", "texts.txt"))
+    assert out.startswith("Take: the head")
+    assert "--public texts.txt" in out
+
+
+@pytest.mark.parametrize("method", ["head", "label-vote"])
+def test_the_printed_command_runs_as_it_stands(method: str, tmp_path: Path) -> None:
+    """Through a shell, with every option that was given: spaces and quotes in names, a delimiter, a faulty record."""
+    place = tmp_path / 'Mary\'s "files" & $HOME'
+    place.mkdir()
+    rows = ["body|the desk|who is it", *(f"-message {i}|{'ab'[i % 2]}|p{i}" for i in range(300)), "|a|p1"]
+    (place / "all tickets.csv").write_text("\n".join(rows))
+    program = tmp_path / "dpicl"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m langchain_dpicl "$@"\n')
+    program.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+
+    def shell(command: str) -> str:
+        where = {"cwd": tmp_path, "env": os.environ | {"PATH": path}}
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, **where)  # type: ignore[call-overload]
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    given = "dpicl advise --labels a,b --questions 20 --epsilon 3 --skip-bad --delimiter pipe --delta 0.001".split()
+    given += ["--data", f"{place}/all tickets.csv", "--owner-key", "who is it", "--input-key", "body"]
+    given += ["--output-key", "the desk", "--fits", "2", "--method", method, "--json"]
+    command = json.loads(shell(shlex.join(given)))["command"]
+    assert "--skip-bad" in command
+    shell(command)
+    assert (tmp_path / "head.npz").exists() == (method == "head")
 
 
 def test_of_the_data_nothing_counts_but_columns_and_owners(data: Path, run: Any) -> None:

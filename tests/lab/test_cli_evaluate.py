@@ -77,6 +77,19 @@ def test_a_label_task_leaves_numbers_a_table_and_pictures(
     assert not any("N/A" in prompt for prompt in llm.calls), "calibrated on further test rows"
 
 
+def test_own_labels_are_measured_with_columns_of_other_names(tmp_path: Path, capsys: Any, unthinking: None) -> None:
+    rows = [{"body": f"message {i}", "desk": ["billing", "technical"][i % 2]} for i in range(40)]
+    data = lines(tmp_path / "tickets.jsonl", rows)
+    test = lines(tmp_path / "solved.jsonl", [{"words": row["body"], "answer": row["desk"]} for row in rows[:8]])
+    given = "evaluate --labels billing,technical --method head --heads 1 --epsilon 1 --output out --json".split()
+    given += ["--data", data, "--input-key", "body", "--output-key", "desk", "--test", test]
+    code, out, err = run(capsys, *given, "--test-columns", "text=words,label=answer")
+    assert code == 0, err
+    assert json.loads(out)["settings"]["queries"] == 8
+    code, _, err = run(capsys, *given)
+    assert (code, "no column 'desk'" in err) == (1, True)
+
+
 def test_json_is_one_object_and_the_same_command_asks_nothing_again(
     llm: FakeLLM, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,12 +163,12 @@ def test_one_owner_in_each_call_is_a_pass_of_its_own(
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--task", "sst3"], "task='sst3' is not allowed: one of sst2"),
-        (["--queries", "0"], "queries=0 is not allowed: a whole number >= 1"),
-        (["--queries", "-5", "--calibrate-on", "8"], "queries=-5 is not allowed"),
-        (["--calibrate-on", "-1"], "calibrate_on=-1 is not allowed: a whole number >= 0"),
-        (["--calibrate-on", "8"], "calibrate_on=8 is not allowed: a whole number >= 0 and <= 7"),
-        (["--method", "ptr"], "methods='ptr' is not allowed: of vote, label-vote, head, top-k for sst2"),
+        (["--task", "sst3"], "--task='sst3' is not allowed: one of sst2"),
+        (["--queries", "0"], "--queries=0 is not allowed: a whole number >= 1"),
+        (["--queries", "-5", "--calibrate-on", "8"], "--queries=-5 is not allowed"),
+        (["--calibrate-on", "-1"], "--calibrate-on=-1 is not allowed: a whole number >= 0"),
+        (["--calibrate-on", "8"], "--calibrate-on=8 is not allowed: a whole number >= 0 and <= 7"),
+        (["--method", "ptr"], "--method='ptr' is not allowed: of vote, label-vote, head, top-k for sst2"),
         (["--vary", "rate=1,2"], "vary='rate' is not allowed: one of members, releases, shots, fits"),
         (["--vary", "members"], "--vary='members' is not allowed: of the form NAME=VALUE"),
         (["--vary", "members=few"], "whole numbers, separated by commas"),
@@ -167,11 +180,11 @@ def test_one_owner_in_each_call_is_a_pass_of_its_own(
         (["--epsilon", "0"], "epsilon=0.0 is not allowed"),
         (["--epsilon", "nan"], "epsilon=nan is not allowed"),
         (["--delta", "1"], "delta=1.0 is not allowed"),
-        (["--draws", "0"], "draws=0 is not allowed"),
+        (["--draws", "0"], "--draws=0 is not allowed"),
         (["--heads", "0"], "heads=0 is not allowed"),
         (["--vary", "fits=0"], "vary['fits']=0 is not allowed"),
         (["--column", "text=review"], "has no column 'review'"),
-        (["--column", "words=text"], "columns='words' is not allowed"),
+        (["--column", "words=text"], "--column='words' is not allowed"),
         (["--data", "missing.jsonl"], "'missing.jsonl' cannot be read"),
         (["--public", "missing.jsonl"], "'missing.jsonl' cannot be read"),
         (["--query", "no place for it"], "a template with {input} once"),
@@ -268,5 +281,5 @@ def test_a_damaged_or_foreign_cache_is_one_line_and_stays(
     path.write_bytes(b"\n".join(whole))
     code, _, err = run(capsys, *command, "--few-shots", "3")
     assert code == 1
-    assert "few_shots=3 is not allowed: 4, with which" in err
+    assert "--few-shots=3 is not allowed: 4, with which" in err
     assert len(llm.calls) == 6

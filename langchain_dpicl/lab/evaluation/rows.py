@@ -89,7 +89,7 @@ def load_rows(
         found = [split + ending for ending in _ENDINGS if split + ending in files]
         if not found:
             there = ", ".join(dict.fromkeys(name.split(".")[0] for name in files)) or "which has none"
-            raise InvalidParameter("split", split, f"a file in {path.name!r} ({there})")
+            raise InvalidParameter("source", str(source), f"a folder with a file of the split {split!r} ({there})")
         path /= found[0]
     return _rows(
         task,

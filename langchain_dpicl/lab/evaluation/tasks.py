@@ -271,6 +271,11 @@ TASKS: Mapping[str, Task] = FrozenMapping({entry.name: entry for entry in _ALL})
 """Every task by its name."""
 
 
+def own(labels: Sequence[str]) -> ClassificationTask:
+    """Return a task of somebody's own labels: a text, and its label."""
+    return ClassificationTask("own", tuple(label.strip() for label in labels), Shape("", "Text: {input}\nLabel:"))
+
+
 def task(name: str) -> Task:
     """Return the task of that name. Raises `InvalidParameter`, which lists the names, for any other."""
     if name not in TASKS:
