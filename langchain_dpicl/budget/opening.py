@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import warnings
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,13 @@ from langchain_dpicl.sql.address import is_text
 Where = str | os.PathLike[str] | None
 """The place of a ledger's witness: a path or a database URL; None: beside the ledger."""
 
+USUAL = "dpicl-budget.db"
+"""The file of a ledger that nobody named. Whoever made it without knowing is told once."""
+
 LOST = "counted as spent: the charge of a process that was killed, or of a copy that was lost"
+
+
+logger = logging.getLogger("langchain_dpicl.budget")
 
 
 class CounterRow(NamedTuple):
@@ -157,6 +164,12 @@ def open_beside(ledger: StoredLedger, given: str | os.PathLike[str] | None) -> W
     if ledger.run(make) == about["identity"] and not about["made"]:
         ledger.write_through()
         witness.note(made="yes")
+        if ledger.path is not None and os.path.basename(ledger.path) == USUAL:
+            logger.warning(
+                "a new ledger counts what is spent: %s, with its witness. Keep both; ledger= (on the command line "
+                "--ledger) names another place",
+                ledger.path,
+            )
     return witness
 
 
