@@ -111,6 +111,9 @@ class PrivacyBudget(Accounting, Closed):
         Freeze the plan even if its noise overturns an answer on which all expected outputs agree in more than one of
         ten releases. Otherwise the first release raises `InfeasiblePlan`, which names what helps, and charges nothing.
         Without it, too, a `PrivacyWarning` names a plan that leaves little of what the records bring.
+    record_principals
+        Keep in the ledger who asked for each release, also if all callers share one counter: for ``dpicl report``. No
+        receipt that a caller gets shows it. Callers are people too, so it is off unless asked for.
 
     The plan is completed and frozen at first use, when every line's sampling rate and mechanism are known; from then
     on the ledger refuses other parameters under this name (`PlanMismatch`). Every release is charged before the first
@@ -138,6 +141,7 @@ class PrivacyBudget(Accounting, Closed):
         on_soft_limit: Callable[[SoftLimit], Any] | None = None,
         quota: int | Mapping[str, int] | None = None,
         accept_noise: bool = False,
+        record_principals: bool = False,
     ) -> None:
         self.epsilon = checks.positive("epsilon", epsilon)
         self.delta = checks.open_unit("delta", delta)
@@ -168,8 +172,17 @@ class PrivacyBudget(Accounting, Closed):
             raise InvalidParameter("accept_noise", accept_noise, "True or False")
         self.accept_noise = accept_noise
         self._vets: dict[str, Callable[[PlanLine], None]] = {}
-        own = on_exhausted, soft_limit, on_soft_limit, quota
-        self._policy = Policy(scope, replay, replay_patience, keep_queries, *own)
+        self._policy = Policy(
+            scope,
+            replay,
+            replay_patience,
+            keep_queries,
+            on_exhausted,
+            soft_limit,
+            on_soft_limit,
+            quota,
+            record_principals,
+        )
         if not is_name(name):
             raise InvalidParameter("name", name, NAME)
         self.name = name

@@ -347,6 +347,7 @@ class BudgetLine(Accounting):
         *,
         unused: int = 0,
         text: str = "",
+        principal: str | None = None,
     ) -> Receipt:
         """Write and return the receipt of a release; ``outcome`` says how it ended.
 
@@ -365,6 +366,8 @@ class BudgetLine(Accounting):
             counts. Tickets come back to all owners who paid (`tickets`, "Tokens").
         text
             The query's text, kept in the receipt if the budget was made with ``keep_queries=True``.
+        principal
+            The caller, kept beside the receipt if the budget was made with ``record_principals=True``.
         """
         most = charge.units - 1 if self._unit == "tokens" else 0
         unused = checks.whole("unused", unused, at_least=0)
@@ -379,9 +382,12 @@ class BudgetLine(Accounting):
         receipt = self._receipt(charge, outcome, unused)
         if text and self._policy.keep_queries:
             receipt["query"] = text
+        kept: dict[str, Any] = {**receipt}
+        if self._policy.record_principals and principal is not None:
+            kept[terms.RECORDED] = principal
         self._ledger.record(
             charge,
-            json.dumps(receipt),
+            json.dumps(kept),
             outcome,
             answer if self._policy.replay else None,
             unused,

@@ -27,6 +27,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "on_exhausted": ("raise", "zero_shot"),
     "replay": (True, False, "principal"),
     "keep_queries": (True, False),
+    "record_principals": (True, False),
 }
 
 
@@ -73,6 +74,7 @@ class Policy:
     soft_limit: float | None = None
     on_soft_limit: Callable[[SoftLimit], Any] | None = None
     quota: int | Mapping[str, int] | None = None
+    record_principals: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -176,9 +178,21 @@ class Replayed:
     receipt: Receipt
 
 
+RECORDED = "recorded_principal"
+"""Beside a receipt in the ledger: who asked, if the budget records principals. For the ledger's holder alone."""
+
+
 def read_receipt(text: str, *, replayed: bool = False) -> Receipt:
-    """A receipt as the ledger holds it."""
-    return cast("Receipt", {**json.loads(text), "replayed": replayed})
+    """A receipt as the ledger holds it, without the recorded principal: another caller may get it by a replay."""
+    found = json.loads(text)
+    found.pop(RECORDED, None)
+    return cast("Receipt", {**found, "replayed": replayed})
+
+
+def recorded_principal(text: str | None) -> str | None:
+    """Return who asked, of a receipt as the ledger holds it; None if that was not recorded."""
+    found: str | None = json.loads(text or "{}").get(RECORDED)
+    return found
 
 
 # -- other plans on the same data --------------------------------------------------------------------------------------

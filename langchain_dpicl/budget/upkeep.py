@@ -32,6 +32,7 @@ from langchain_dpicl.budget.terms import (
     assumption,
     plan_of,
     read_receipt,
+    recorded_principal,
 )
 from langchain_dpicl.budget.tickets import KeyMissing, OwnerMarks
 from langchain_dpicl.budget.witness import GIVEN_UP, CounterKey, Mark, Witness
@@ -114,11 +115,11 @@ class LedgerReport:
                     "budget": plan.name,
                     "plan": plan.digest[:16],
                     "line": release.line,
-                    "principal": release.principal or None,
                     "number": release.number,
                     "assumption": assumption(plan.scope),
                     "outcome": UNANSWERED,
                     **read_receipt(release.receipt or "{}"),
+                    "principal": release.principal or recorded_principal(release.receipt),
                     "time": release.charged,
                     "units": release.units,
                     "spent": spent[counter],

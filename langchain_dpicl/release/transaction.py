@@ -308,7 +308,14 @@ def settle(release: Release, charged: Charged) -> Flow[tuple[Any, Receipt]]:
     outcome, answer, unused = release.kept(charged, found)
     # No cancellation comes between the work and its record.
     began = time.perf_counter()
-    receipt = request.line.record(entry, outcome, answer, unused=unused, text=request.text)
+    receipt = request.line.record(
+        entry,
+        outcome,
+        answer,
+        unused=unused,
+        text=request.text,
+        principal=request.principal,
+    )
     watching = observer()
     if watching is not None and request.line.tickets is None:  # else every owner who paid may get tickets back
         watching.took("receipt", time.perf_counter() - began)

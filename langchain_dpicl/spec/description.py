@@ -94,6 +94,8 @@ class BudgetSection(Section):
     """The most answers that one caller gets of a shared budget, on each line: a number for all, or one for a name."""
     replay: Replay = "principal"
     replay_patience: Annotated[float, Field(ge=0)] = 300.0
+    purpose: Text | None = None
+    """The purpose of the answers, for ``dpicl report``. It changes nothing."""
 
     def check(self) -> None:
         given: Any = self
@@ -108,13 +110,14 @@ class BudgetSection(Section):
 
     def open(self, folder: Path) -> PrivacyBudget:
         """Open the ledger. Paths, a SQLite URL's too, are relative to the folder."""
-        promised = self.model_dump()
+        promised = self.model_dump(exclude={"purpose"})
         for name in ("ledger", "witness", "key_file"):
-            promised[name] = _place(folder, promised[name])
+            promised[name] = place_in(folder, promised[name])
         return PrivacyBudget(**promised)
 
 
-def _place(folder: Path, given: str | None) -> str | None:
+def place_in(folder: Path, given: str | None) -> str | None:
+    """A path or an address of a file's, relative to its folder."""
     if given is None or "://" not in given:
         return given and str(folder / given)
     path = given.removeprefix("sqlite:///")
