@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli import (
     READING,
+    add_columns,
     add_model,
     add_parameters,
     add_private_data,
@@ -20,16 +24,17 @@ from langchain_dpicl.cli import (
     check_only,
     given,
     holds_records,
+    keys_in,
     model_of,
     show,
 )
 from langchain_dpicl.cli.data import keys_of, private_store, read_file
 from langchain_dpicl.durable import replacing
-from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.errors import DPICLError, InvalidParameter
 from langchain_dpicl.parameters import parameters_of
 
 if TYPE_CHECKING:
-    from langchain_dpicl import PrivateHead
+    from langchain_dpicl import PrivacyBudget, PrivateHead
     from langchain_dpicl.once.fitting import FitReport
 
 _FIT = parameters_of("once/head.py", "PrivateHead", "fit")
@@ -46,9 +51,14 @@ def fit_options(parser: Any) -> None:
       dpicl fit --data reviews.csv --labels negative,positive --epsilon 1 --output h.npz --public texts.txt \\
         --model smollm2-135m-instruct --score-prompt 'Review: {input}\\nSentiment:'
 
-    Run the same command again to resume an interrupted fit; it is charged once.
+      dpicl fit --data tickets-03.csv --labels billing,technical --epsilon 1 --fits 12 --name tickets --output 03.npz
+
+    --fits 12 --name NAME: a plan of 12 fits, one a month, frozen with the first; each has an --output of its own.
+    Run the same command again to resume an interrupted fit; it is charged once. If --output is a head of these labels
+    whose fit the ledger has under --name, and neither --data nor --public is newer than it, the command is done: it
+    fits and charges nothing. A fit that is refused makes no ledger, freezes no plan and writes no file.
     """
-    add_run(parser, fit)
+    add_run(parser, fit, releases="fits")
     add_private_data(parser, "text", "label")
     add_parameters(
         parser,
@@ -59,6 +69,7 @@ def fit_options(parser: Any) -> None:
         owners=" (default: as the budget, else as the file)",
         output=" (.npz)",
     )
+    add_columns(parser, "public")
     parser.add_argument("--fits", type=int, default=1, help="how many fits the budget is for (default 1)")
     parser.add_argument("--report", metavar="FILE", help="private: how many records were left out, for the operator")
     parser.add_argument(
@@ -84,10 +95,16 @@ def fit(options: argparse.Namespace) -> int:
     started = time.monotonic()
     check_apart(options, "public")
     labels = [label.strip() for label in options.labels.split(",")]
+    if options.fits > 1 and options.name is None:
+        bound = "given with --fits above 1: the file's name, which it would have, is another one for the next fit"
+        raise InvalidParameter("--name", None, bound)
+    if (head := _done(options, labels)) is not None:
+        text = f"{options.output} is done: nothing was fitted or charged.\n{receipt_words(head.receipt, 'fits')}"
+        return show(options, {"output": options.output, "done": True, "receipt": head.receipt}, text)
     public = None
     if options.public and holds_records(options.public):
-        keys = keys_of(options)._replace(output_key=None, owner_key=None)
-        public = [row[options.input_key] for row in read_file(options, options.public, keys)]
+        keys = keys_in(options, "public", keys_of(options))._replace(output_key=None)
+        public = [row[keys.input_key] for row in read_file(options, options.public, keys)]
     elif options.public:
         public = read_lines("--public", options.public)
     if (llm := _model(options)) is None and options.score_prompt is not None:
@@ -96,10 +113,16 @@ def fit(options: argparse.Namespace) -> int:
         raise InvalidParameter("--model", options.model, "left out without --score-prompt: a head asks no model")
     scores = None if llm is None else LabelScores(llm, labels, options.score_prompt.replace("\\n", "\n"))
     store = private_store(options, read_file(options, options.data, keys_of(options), labels, is_private=True))
-    budget = open_budget(options, store, lambda _: options.fits, "-head")
-    made = {"store": store, "labels": labels, "budget": budget, "public": public, "scores": scores}
+    opened: list[PrivacyBudget] = []
+
+    def budget_for(check: Callable[[PrivacyBudget], None]) -> PrivacyBudget:
+        opened.append(open_budget(options, store, lambda _: options.fits, "-head", check))
+        return opened[0]
+
+    made = {"store": store, "labels": labels, "budget": budget_for, "public": public, "scores": scores}
     asked = given(options, *_FIT.keys() & vars(options).keys())
     head = PrivateHead.fit(**asked | made, progress=options.private_notes)
+    (budget,) = opened
     if options.report is not None:
         _write_report(options.report, head.fit_report)
     line = budget.line("head", 1.0)
@@ -118,6 +141,37 @@ def fit(options: argparse.Namespace) -> int:
         f"{options.output} answers from now on, at no further cost; {facts['seconds']:.0f} seconds."
     )
     return show(options, facts, text)
+
+
+def _done(options: argparse.Namespace, labels: Sequence[str]) -> PrivateHead | None:
+    """The head of ``--output`` if this very command has fitted it; None if there is no such file, or its fit goes on.
+
+    Raises `InvalidParameter` for any other file.
+    """
+    from langchain_dpicl import PrivateHead, local
+    from langchain_dpicl.budget.upkeep import LedgerReport
+    from langchain_dpicl.cli.session import budget_name
+
+    output = Path(options.output)
+    read = [path for path in (options.data, options.public) if path]
+    if not all(map(os.path.exists, [output, *read])) or output.with_name(f"{output.name}.part").exists():
+        return None
+    bound = "a new file: this one is there"
+    with contextlib.suppress(DPICLError):
+        head = PrivateHead.load(output, local.local_embeddings(), llm=_model(options))
+        receipt = head.receipt
+        with contextlib.closing(LedgerReport(options.ledger)) as ledger:
+            known = ledger.receipt(receipt["id"])
+        promise = receipt["budget"], receipt["epsilon"]
+        if known != {**receipt, "replayed": False} or list(head.labels) != labels:
+            bound += ", a head of another fit"
+        elif promise != (budget_name(options, "-head"), options.epsilon):
+            bound += ", a head of another promise"
+        elif any(os.path.getmtime(path) > output.stat().st_mtime for path in read):
+            bound += ", a head older than the data; the next fit has an --output of its own"
+        else:
+            return head
+    raise InvalidParameter("--output", options.output, bound)
 
 
 def _write_report(path: str, report: FitReport | None) -> None:
@@ -139,7 +193,8 @@ def answer_by_head(options: argparse.Namespace, head: PrivateHead | None = None)
 
     started = time.monotonic()
     if head is None:
-        used = {"mode", "head", "question", "test", "limit", "input_key", "output_key", "model", "model_url", *READING}
+        used = {"mode", "head", "question", "test", "test_columns", "limit", "input_key", "output_key"}
+        used |= {"model", "model_url", *READING}
         check_only(options, used, "--mode head")
         if not options.head:
             raise InvalidParameter("--head", None, "the file that `dpicl fit` has written")
@@ -147,7 +202,7 @@ def answer_by_head(options: argparse.Namespace, head: PrivateHead | None = None)
             raise InvalidParameter("--question", None, "at least one --question, or --test FILE")
         head = PrivateHead.load(options.head, local.local_embeddings(), llm=_model(options))
     outputs: dict[str, Any] = {"label_of": reader_of(list(head.labels))}
-    keys = keys_of(options)
+    keys = keys_in(options, "test", keys_of(options))
     tests = read_file(options, options.test, keys, **outputs)[: options.limit] if options.test else []
     known = known_answers(tests, keys, outputs)
     answers = head.batch([*options.question, *(text for text, _ in known)])

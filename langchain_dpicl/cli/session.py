@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -29,7 +30,7 @@ from langchain_dpicl.budget.ledger import UNWATCHED
 from langchain_dpicl.budget.line import RELEASED
 from langchain_dpicl.calls.flow import Flow, run
 from langchain_dpicl.cli import lab, show
-from langchain_dpicl.errors import InvalidParameter, LedgerError, MembersAbstained
+from langchain_dpicl.errors import InvalidParameter, LedgerError, MembersAbstained, PrivacyWarning
 from langchain_dpicl.members.chains import Wording, keywords_to_answer
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.private.boundary import ABSTAIN, run_private
@@ -49,19 +50,26 @@ _WAYS = {
 """The ways to answer a test question: the key in an answer, and the name in the scores."""
 
 
+def budget_name(options: argparse.Namespace, suffix: str = "") -> str:
+    """The budget's name in the ledger: as given, or the data file's with this suffix."""
+    return str(options.name or os.path.basename(options.data).partition(".")[0] + suffix)
+
+
 def open_budget(
     options: argparse.Namespace,
     store: ExemplarStore,
     releases_of: Callable[[PrivacyPlan | None], int],
     suffix: str = "",
+    check: Callable[[PrivacyBudget], None] | None = None,
     **more: Any,
 ) -> PrivacyBudget:
     """Open the budget that `cli.add_private_data` declares. ``releases_of`` gets its frozen plan, or None.
 
-    Its default name is the file's, with this ``suffix``. ``more``: further parameters of the budget.
+    Its default name is the file's, with this ``suffix``. ``more``: further parameters of the budget. Before a plan is
+    frozen, ``check`` looks at the same budget in memory: if it raises, no ledger is made.
     Without ``--delta`` it is the frozen plan's; before there is a plan, a tenth of 1 / number of owners.
     """
-    name = options.name or os.path.basename(options.data).partition(".")[0] + suffix
+    name = budget_name(options, suffix)
     try:
         with contextlib.closing(PrivacyBudget.open(name, options.ledger, witness=UNWATCHED)) as frozen:
             plan = frozen.plan
@@ -70,8 +78,14 @@ def open_budget(
     delta = options.delta
     if delta is None:
         delta = 0.1 / max(1, store.owner_count) if plan is None else plan.delta
-    place = options.ledger, name
-    return PrivacyBudget(options.epsilon, delta, releases_of(plan), *place, witness=options.witness, **more)
+    promise = options.epsilon, delta, releases_of(plan)
+    if plan is None and check is not None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "this ledger lives in memory", PrivacyWarning)
+            trial = PrivacyBudget(*promise, "sqlite://", name, **more)
+        with contextlib.closing(trial):
+            check(trial)
+    return PrivacyBudget(*promise, options.ledger, name, witness=options.witness, **more)
 
 
 def known_answers(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -41,6 +41,7 @@ from langchain_dpicl.store.records import Vectors, aattempt, as_matrix, embed
 _FEW_OWNERS = 100
 _FORMAT = "dpicl-head-1"
 _HALF = re.compile("[\ud800-\udfff]")
+OpenBudget = Callable[[Callable[[PrivacyBudget], None]], PrivacyBudget]
 _RECEIPT = TypeAdapter(Receipt)
 
 
@@ -248,7 +249,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         cls,
         store: ExemplarStore,
         labels: Sequence[str],
-        budget: PrivacyBudget,
+        budget: PrivacyBudget | OpenBudget,
         *,
         public: Sequence[str] | FeatureMap | None = None,
         scores: LabelScores | None = None,
@@ -269,7 +270,9 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             The public list. One that no record has stays possible.
         budget
             Has a line for the mechanism "head", whose rate is 1: for instance ``releases={"head": 12, "vote": ...}`` if
-            a head is fitted each month, or a budget of its own. It counts all callers together (scope ``"shared"``).
+            a head is fitted each month, or a budget of its own. It counts all callers together (scope ``"shared"``). Or
+            a function that opens it, called when all that needs no budget is checked: it gets a function that checks
+            the rest on another budget, such as one in memory, and raises what would be raised.
         public
             Public texts that resemble the questions: the features are then their 64 principal directions. They must
             not come from the store. Default: the embeddings themselves, which costs little from some thousand owners
@@ -305,13 +308,6 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         names = check_labels("labels", labels)
         if not isinstance(input_key, str) or not input_key.strip():
             raise InvalidParameter("input_key", input_key, "a non-empty string")
-        check_budget(budget)
-        if budget.scope != "shared":
-            raise InvalidParameter(
-                "budget",
-                f"scope={budget.scope!r}",
-                "a shared budget: every caller meets the head",
-            )
         owners = None if owners is None else checks.whole("owners", owners)
         if scores is not None and not isinstance(scores, LabelScores):
             raise InvalidParameter("scores", type(scores).__name__, "LabelScores or None")
@@ -339,17 +335,24 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 f"{features.dimension} dimensions",
                 f"{store.dimension}, as the store",
             )
+        about: dict[str, Any] = {"scores": calibrated, "line_name": line, "progress": progress}
+
+        def check(trial: PrivacyBudget) -> None:
+            fit = Fit(store, trial, names, features, owners, **about)
+            if output is not None:
+                Job(Path(output), fit.digest, store.lineage).close()
+
+        if not isinstance(budget, PrivacyBudget) and callable(budget):
+            budget = budget(check)
+        check_budget(budget)
+        if budget.scope != "shared":
+            raise InvalidParameter(
+                "budget",
+                f"scope={budget.scope!r}",
+                "a shared budget: every caller meets the head",
+            )
         budget.watch(store)
-        fit = Fit(
-            store,
-            budget,
-            names,
-            features,
-            owners,
-            scores=calibrated,
-            line_name=line,
-            progress=progress,
-        )
+        fit = Fit(store, budget, names, features, owners, **about)
         warn_of_delta(budget, fit.owners, stacklevel=3)
         if fit.owners < _FEW_OWNERS:
             warnings.warn(

@@ -430,8 +430,8 @@ def test_the_command_shows_what_it_found_and_no_text(tmp_path: Path, model: Embe
 
 
 def fit(*more: str) -> list[str]:
-    always = "fit --data r.csv --labels good,bad --epsilon 8 --delta 1e-3 --fits 9 --owners 100 --output h.npz --json"
-    return [*always.split(), *more]
+    always = "fit --data r.csv --labels good,bad --epsilon 8 --delta 1e-3 --fits 9 --name r --owners 100 --json"
+    return [*always.split(), "--output", "h.npz", *more]
 
 
 @pytest.mark.filterwarnings("ignore:.*owners")
