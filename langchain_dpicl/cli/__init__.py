@@ -11,17 +11,19 @@ import inspect
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl import __version__
-from langchain_dpicl.errors import DPICLError, InvalidParameter
+from langchain_dpicl.errors import DPICLError, InvalidConfiguration, InvalidParameter
 from langchain_dpicl.parameters import Parameter, sentence
 
 if TYPE_CHECKING:
     from langchain_dpicl.members.chains import ModelChoice
+    from langchain_dpicl.store.records import RecordKeys
 
 COMMANDS = {
     "check-data": (
@@ -35,6 +37,7 @@ COMMANDS = {
     "advise": (".lab.advise", "which mechanism suits your numbers, and which epsilon and delta to choose"),
     "plan": ("plan", "what a privacy target allows: rate, noise, cost, chance that noise flips a vote"),
     "budget": ("budget", "show what was spent: budgets, history, receipts, exports"),
+    "report": ("report", "a data protection report of a ledger: promises, spending, outcomes, as HTML or Markdown"),
     "forget": ("budget", "remove an owner from a store and from its ledgers"),
     "rehearse": (
         "rehearse",
@@ -81,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except DPICLError as error:
-        kind, message = type(error).__name__, str(error)
+        kind, message = type(error).__name__, told(error, options)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader has seen enough
@@ -93,6 +96,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1
 
 
+def told(error: DPICLError, options: argparse.Namespace) -> str:
+    """Return an error's message, with the option that gives a parameter in its place. A file gives the others."""
+    written: dict[str, str] = {}
+    for action in options.parser._actions:
+        if action.dest in _given(options) or not getattr(options, "config", None):
+            written[action.dest] = (action.option_strings or [action.metavar])[0]
+    others = {name: written[option] for name, option in options.parser.parameters.items() if option in written}
+    written = others | written
+
+    def option(found: re.Match[str]) -> str:
+        return written.get(found[0], found[0])
+
+    if isinstance(error, InvalidConfiguration):  # its names are those of a file
+        return str(error)
+    if isinstance(error, InvalidParameter):
+        named = re.sub(r"^\w+", option, error.parameter)
+        bound = re.sub(r"(?<![\w-])\w+(?==\S)", option, error.bound)
+        return str(InvalidParameter(named, error.value, bound))
+    return re.sub(r"(?<![\w-])\w+(?= \S+ \(asked: )", option, str(error))
+
+
 def chosen(options: object, *names: str) -> dict[str, Any]:
     """Return these options by name, to be passed on."""
     return {name: getattr(options, name) for name in names}
@@ -101,6 +125,40 @@ def chosen(options: object, *names: str) -> dict[str, Any]:
 def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return those of these options that have a value, by name."""
     return {name: value for name, value in chosen(options, *names).items() if value is not None}
+
+
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that are not as usual, by name."""
+    usual = {action.dest: action.default for action in options.parser._actions}
+    return {name: value for name, value in vars(options).items() if name in usual and value != usual[name]}
+
+
+def _parser(command: str) -> Any:
+    """Return the parser of this command alone."""
+    commands: Any = parser_of([command])
+    return next(each.choices[command] for each in commands._actions if isinstance(each.choices, dict))
+
+
+def carried(options: argparse.Namespace, command: str) -> dict[str, Any]:
+    """Return the options that were given, and that another command has, too."""
+    there = {action.dest for action in _parser(command)._actions}
+    return {name: value for name, value in _given(options).items() if name in there}
+
+
+def written_out(command: str, values: Mapping[str, Any]) -> str:
+    """Return a command with these options, for a shell."""
+    words = ["dpicl", command]
+    for name, value in values.items():
+        text = str(value)
+        if isinstance(value, Mapping):
+            text = ",".join(map("=".join, value.items()))
+        if value is True:
+            words.append(flag(name))
+        elif text.startswith("-"):
+            words.append(f"{flag(name)}={text}")
+        else:
+            words += [flag(name), text]
+    return shlex.join(words)
 
 
 def check_apart(options: argparse.Namespace, *names: str) -> None:
@@ -118,8 +176,8 @@ READING = ("delimiter", "encoding", "skip_bad")
 
 def check_only(options: argparse.Namespace, used: set[str], instead: str) -> None:
     """Refuse every option but the ``used`` ones. ``instead``: the option that takes their place."""
-    for name, usual in vars(parse([options.command])).items():
-        if name not in {*used, "json", "answered"} and (value := getattr(options, name)) != usual:
+    for name, value in _given(options).items():
+        if name not in {*used, "json"}:
             raise InvalidParameter(flag(name), value, f"left out with {instead}")
 
 
@@ -136,12 +194,14 @@ def show(options: argparse.Namespace, facts: Any, text: str, indent: int | None 
     return 0
 
 
-def add_run(parser: Any, run: Callable[[argparse.Namespace], int]) -> None:
+def add_run(parser: Any, run: Callable[[argparse.Namespace], int], **parameters: str) -> None:
     """Name the function of a command, and declare ``--json``, which every command has.
 
     If the command fails, ``answered`` says what was charged before: a function that the command may replace.
+    ``parameters``: those that an option of another name gives, with this option.
     """
-    parser.set_defaults(run=run, answered=dict)
+    parser.parameters = {"base_url": "model_url", "path": "store", **parameters}
+    parser.set_defaults(run=run, answered=dict, parser=parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -158,6 +218,13 @@ def number(text: str) -> float:
 def numbers(text: str) -> tuple[float, ...]:
     """Numbers, separated by commas."""
     return tuple(map(number, text.split(",")))
+
+
+def column(text: str) -> str:
+    """The name of a column."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name of a column is empty")
+    return text
 
 
 TYPES: dict[str, dict[str, Any]] = {
@@ -198,13 +265,42 @@ def add_reading(parser: Any) -> None:
     files.add_argument("--skip-bad", action="store_true", help="leave out records that cannot be used")
 
 
+def columns(text: str) -> dict[str, str]:
+    """Columns of other names, such as ``text=body,label=topic``."""
+    found = {}
+    for each in text.split(","):
+        key, _, name = each.partition("=")
+        if not key or not name:
+            raise argparse.ArgumentTypeError(f"{each!r} is not of the form text=NAME or label=NAME")
+        found[key] = name
+    return found
+
+
+def add_columns(parser: Any, *files: str) -> None:
+    """Declare the names of columns in the files of these options, where they are not those of ``--data``."""
+    for name in files:
+        words = f"columns of --{name}, if not those of --data"
+        parser.add_argument(f"--{name}-columns", type=columns, default={}, metavar="text=NAME,label=NAME", help=words)
+
+
+def keys_in(options: argparse.Namespace, file: str, keys: RecordKeys) -> RecordKeys:
+    """Return the keys of a record in the file of this option. ``keys``: those of the private examples."""
+    given = getattr(options, f"{file}_columns")
+    if stray := given.keys() - {"text", "label"}:
+        raise InvalidParameter(flag(f"{file}_columns"), min(stray), "text=NAME, label=NAME, or both")
+    input_key, output_key = given.get("text", keys.input_key), given.get("label", keys.output_key)
+    return keys._replace(input_key=input_key, output_key=output_key, owner_key=None)
+
+
 def add_private_data(parser: Any, input_key: str, output_key: str, *, required: bool = True) -> None:
     """Declare the file with the private examples and its keys, and the budget that protects them."""
     kinds = "JSON lines, CSV or TSV (plain or .gz), or Parquet"
     parser.add_argument("--data", required=required, help=f"private examples: {kinds}; see `dpicl check-data`")
-    parser.add_argument("--input-key", default=input_key)
+    parser.add_argument("--input-key", type=column, default=input_key)
     parser.add_argument("--output-key", default=output_key)
-    parser.add_argument("--owner-key", help="names the owner of a record (default: each record is its own owner)")
+    parser.add_argument(
+        "--owner-key", type=column, help="names the owner of a record (default: each record is its own owner)"
+    )
     parser.add_argument("--epsilon", type=float, required=required)
     parser.add_argument("--delta", type=float, help="default: the budget's; for a new one .1 / number of owners")
     kept = "a file, or postgresql://..., that keeps --data's embeddings and follows its changes (default: DATA.store)"

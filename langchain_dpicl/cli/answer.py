@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from langchain_dpicl.cli import (
     READING,
+    add_columns,
     add_model,
     add_private_data,
     add_run,
@@ -17,6 +18,7 @@ from langchain_dpicl.cli import (
     chosen,
     given,
     holds_records,
+    keys_in,
     show,
 )
 from langchain_dpicl.cli.data import keys_of, private_store, read_file
@@ -57,6 +59,7 @@ def answer_options(parser: Any) -> None:
     parser.add_argument("--accept-noise", action="store_true", help="go on even if the plan is all noise")
     parser.add_argument("--question", action="append", default=[], help="a text to answer; may be repeated")
     parser.add_argument("--test", help="a file with the right answers: prints scores, beside what is NOT private")
+    add_columns(parser, "test")
     parser.add_argument("--held-out", type=int, default=0, help="keep this many owners of --data out, as the test")
     parser.add_argument("--limit", type=int, help="use only the first N test records")
     parser.add_argument("--compare", action="store_true", help="show answers that are NOT private beside --question's")
@@ -95,6 +98,7 @@ def answer(options: argparse.Namespace) -> int:
         options.output_key = ""
     assert settings.release is not None
     keys, outputs = keys_of(options), settings.release.outputs
+    tested = keys_in(options, "test", keys) if options.test else keys
     records, held_out = read_file(options, options.data, keys, is_private=True, **outputs), []
     if options.held_out > 0:  # the last owners of the file: the same ones in every run
         owner_of = [i if options.owner_key is None else row.get(options.owner_key) for i, row in enumerate(records)]
@@ -102,13 +106,13 @@ def answer(options: argparse.Namespace) -> int:
         held_out = [row for owner, row in zip(owner_of, records, strict=True) if owner in last]
     tests = held_out
     if options.test:
-        tests = read_file(options, options.test, keys._replace(owner_key=None), **outputs)
+        tests = read_file(options, options.test, tested, **outputs)
     if not options.question and not tests:
         raise InvalidParameter("--question", None, "at least one --question, or --test FILE, or --held-out N")
     store = private_store(options, records, held_out)
     own = {"tickets": options.tickets, "accept_noise": options.accept_noise}
     release = settings.over(store, lambda: open_budget(options, store, lambda _: options.releases, **own))
-    return _asked(Session(release, options, writer(settings, store)), known_answers(tests, keys, outputs))
+    return _asked(Session(release, options, writer(settings, store)), known_answers(tests, tested, outputs))
 
 
 def _asked(session: Session, known: list[tuple[str, str]]) -> int:
@@ -140,7 +144,13 @@ def _answer_as_served(options: argparse.Namespace) -> int:
     from langchain_dpicl.serving.config import read
     from langchain_dpicl.store.records import RecordKeys
 
+<<<<<<< HEAD
     check_only(options, {"config", "path", "caller", "question", "test", "limit", "compare", *READING}, "--config")
+=======
+    check_only(
+        options, {"config", "caller", "question", "test", "test_columns", "limit", "compare", *READING}, "--config"
+    )
+>>>>>>> 48222a8 (Name options in the errors of the command line)
     if not options.question and not options.test:
         raise InvalidParameter("--question", None, "at least one --question, or --test FILE")
     settings = read(options.config)
@@ -152,7 +162,12 @@ def _answer_as_served(options: argparse.Namespace) -> int:
         return answer_by_head(options, cast("PrivateHead", made))
     assert served.release is not None
     (release,) = releases_in(made)
+<<<<<<< HEAD
     keys, outputs = RecordKeys(release.store.input_key, release.store.output_key, None), served.release.outputs
+=======
+    keys = keys_in(options, "test", RecordKeys(release.store.input_key, release.store.output_key, None))
+    outputs = settings.release.outputs
+>>>>>>> 48222a8 (Name options in the errors of the command line)
     tests = read_file(options, options.test, keys, **outputs) if options.test else []
     with acting_for(options.caller or "anonymous"):
         return _asked(Session(release, options), known_answers(tests, keys, outputs))
@@ -171,7 +186,7 @@ def synthesize_options(parser: Any) -> None:
     """
     from langchain_dpicl.local import DEFAULT_MODEL
 
-    add_run(parser, synthesize)
+    add_run(parser, synthesize, releases="tokens")
     add_private_data(parser, "input", "output")
     parser.add_argument("--inputs", required=True, help="public inputs: such a file, or a text with one a line")
     parser.add_argument("--output", required=True, help="the file for the demonstrations, as JSON lines")

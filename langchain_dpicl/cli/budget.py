@@ -228,7 +228,7 @@ def forget_options(parser: Any) -> None:
     Workers that have opened the store follow before their next release, without a restart. The ledgers are those that
     the store remembers and those that you name. The exit status is 1 if a remembered ledger could not be opened.
     """
-    add_run(parser, forget)
+    add_run(parser, forget, name="collection")
     parser.add_argument("--store", required=True, metavar="FILE", help="a store's file, or postgresql://...")
     parser.add_argument("--collection", default="exemplars", help="of the database (default exemplars)")
     parser.add_argument("--owner", required=True, metavar="ID", help="the owner's key; - reads it from standard input")

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli import add_model, add_reading, add_run, chosen, model_of, show
+from langchain_dpicl.cli import add_model, add_reading, add_run, chosen, column, model_of, show
 
 if TYPE_CHECKING:
     from langchain_dpicl.store import ExemplarStore
@@ -121,9 +121,9 @@ def check_data_options(parser: Any) -> None:
     """
     add_run(parser, check_data)
     parser.add_argument("data", metavar="FILE", help="JSON lines, CSV or TSV (plain or .gz), or Parquet")
-    parser.add_argument("--input-key", default="text", help="the column of the texts (default text)")
+    parser.add_argument("--input-key", type=column, default="text", help="the column of the texts (default text)")
     parser.add_argument("--output-key", default="label", help="of the labels or answers; '' for none (default label)")
-    parser.add_argument("--owner-key", help="of the owners (default: each record is its own owner)")
+    parser.add_argument("--owner-key", type=column, help="of the owners (default: each record is its own owner)")
     parser.add_argument("--labels", help="the public list of labels, separated by commas")
     add_model(parser, "none: documents are not measured")
     parser.add_argument("--question-tokens", type=int, default=64, help="of a question over documents (default 64)")

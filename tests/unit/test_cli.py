@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -273,10 +274,83 @@ def test_a_head_is_fitted_once_and_answers_without_a_charge(data: Path, capsys: 
     code, out, _ = run(capsys, *asked)
     assert "40 test questions" in out
     assert "0 fits left: answers cost nothing" in out
-    with pytest.warns(PrivacyWarning, match="30 owners"):
-        code, _, err = run(capsys, *fitted)
-    assert code == 1
-    assert "a head is there" in err
+    assert run(capsys, *fitted)[1].startswith("h.npz is done: nothing was fitted or charged")
+    assert PrivacyBudget.open("data-head").spent() == 1
+
+
+def test_public_and_test_files_may_have_columns_of_other_names(data: Path, capsys: Any) -> None:
+    public, test = data.with_name("public.jsonl"), data.with_name("test.jsonl")
+    public.write_text("\n".join(json.dumps({"question": f"public {i}"}) for i in range(20)))
+    test.write_text("\n".join(json.dumps({"words": f"a {i}", "desk": "a"}) for i in range(4)))
+    named = ["--test", str(test), "--test-columns", "text=words,label=desk", "--json"]
+    fit = ["fit", "--data", str(data), *"--labels a,b --epsilon 5 --output h.npz --notes fit.notes".split()]
+    fit += ["--ledger", "sqlite:///fit.db", "--public-columns", "text=question"]
+    with pytest.warns(PrivacyWarning, match="60 owners"):
+        assert run(capsys, *fit, "--public", str(public))[0] == 0
+    for command in (["answer", "--mode", "head", "--head", "h.npz"], answer(data)):
+        code, out, err = run(capsys, *command, *named)
+        assert code == 0, err
+        assert json.loads(out)["held_out"] == 4
+    code, _, err = run(capsys, *answer(data), "--test", str(test), "--test-columns", "body=words")
+    assert (code, "--test-columns='body'" in err) == (1, True)
+
+
+def test_a_new_ledger_that_nobody_named_is_told_once(data: Path, capsys: Any, caplog: Any) -> None:
+    command = answer(data, "--question", "a question")
+    for told in (1, 1):
+        assert run(capsys, *command)[0] == 0
+        place = str(Path("dpicl-budget.db").absolute())
+        assert [record.getMessage().count(place) for record in caplog.records] == [told]
+    lines = "from langchain_dpicl import PrivacyBudget\nfor name in 'ab':\n    PrivacyBudget(1, 1e-5, 1, name=name)"
+    Path("elsewhere").mkdir()
+    shown = subprocess.run([sys.executable, "-c", lines], cwd="elsewhere", capture_output=True, text=True, check=True)
+    assert shown.stderr.count("dpicl-budget.db") == 1
+    assert shown.stdout == ""
+
+
+@pytest.mark.filterwarnings("ignore:a head for 60 owners")
+def test_twelve_fits_are_one_promise_whatever_the_file_of_the_month_is_called(data: Path, capsys: Any) -> None:
+    """As docs/tasks/classifier.md has it."""
+    month = ["fit", *"--labels a,b --epsilon 3 --fits 12 --output".split()]
+    code, _, err = run(capsys, *month, "01.npz", "--data", str(data))
+    assert (code, "--name" in err) == (1, True)
+    for number in (1, 2):
+        next_file = data.with_name(f"data-{number}.jsonl")
+        next_file.write_text(data.read_text())
+        fit = [*month, f"{number}.npz", "--name", "tickets", "--data", str(next_file), "--json"]
+        code, out, _ = run(capsys, *fit)
+        assert json.loads(out)["receipt"]["remaining"] == 12 - number
+        code, out, _ = run(capsys, *fit)
+        assert (code, json.loads(out)["done"]) == (0, True)
+    budget = PrivacyBudget.open("tickets")
+    assert (budget.spent(), budget.total()["promised_epsilon"]) == (2, 3.0)
+    os.utime(next_file, (2e9, 2e9))
+    for more, said in ((), "older than the data"), (("--labels", "b,a"), "another fit"), (("--name", "x"), "promise"):
+        code, _, err = run(capsys, *fit, *more)
+        assert (code, said in err) == (1, True)
+    assert budget.spent() == 2
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "--epsilon -1",
+        "--fits 0",
+        "--labels a,a",
+        "--output nowhere/h.npz",
+        "--output data.jsonl",
+        "--public one.txt",
+        "--owners 0",
+        "--delta 2",
+        "--input-key nothing",
+    ],
+)
+def test_a_fit_that_is_refused_makes_no_ledger_and_no_file(more: str, data: Path, capsys: Any) -> None:
+    Path("one.txt").write_text("one\n")
+    before = set(Path().rglob("*"))
+    fit = "fit --data data.jsonl --labels a,b --epsilon 3 --output h.npz".split()
+    assert run(capsys, *fit, *more.split())[0] == 1
+    assert set(Path().rglob("*")) == before
 
 
 def test_a_head_with_label_scores_names_the_model_that_it_needs(
