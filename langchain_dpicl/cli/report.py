@@ -37,12 +37,12 @@ _STYLE = (
     "body{font:15px/1.5 Georgia,serif;max-width:50em;margin:2em auto;padding:0 1em;color:#222}"
     "h1,h2,h3{font-family:Helvetica,Arial,sans-serif;line-height:1.2}h2{border-top:1px solid #bbb;padding-top:.8em}"
     "table{border-collapse:collapse;margin:.8em 0;width:100%}th,td{text-align:left;padding:.3em .7em .3em 0;"
-    "border-bottom:1px solid #ddd;vertical-align:top;overflow-wrap:break-word}p{overflow-wrap:anywhere}th{font-weight:bold}"
+    "border-bottom:1px solid #ddd;vertical-align:top;overflow-wrap:break-word}p{overflow-wrap:anywhere}"
     "@media print{body{margin:0;max-width:none;font-size:11pt}h2,h3,tr{break-inside:avoid}h2,h3{break-after:avoid}}"
 )
 
 
-class Part(NamedTuple):
+class ReportPart(NamedTuple):
     """A heading of a level, paragraphs, and perhaps a table, whose first row is its head."""
 
     level: int
@@ -102,7 +102,7 @@ def _of_file(options: argparse.Namespace) -> tuple[str, str, str | None]:
     if settings.budget is None:
         raise InvalidParameter("--config", options.config, "a file with a budget; name another ledger with --ledger")
     about: Any = settings.budget
-    return str(place_in(settings.folder, about.ledger)), about.name, about.purpose
+    return str(place_in(settings.folder, about.ledger)), about.name, settings.purpose
 
 
 def _audits(path: str | None) -> list[dict[str, Any]]:
@@ -182,18 +182,18 @@ def _spent(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def parts_of(facts: dict[str, Any]) -> list[Part]:
+def parts_of(facts: dict[str, Any]) -> list[ReportPart]:
     """Return the report in its order."""
     about = [
         f"Written {facts['written']} UTC by {facts['software']}, from the ledger {facts['ledger']}.",
         f"Who may read this: {facts['readers']}",
-        f"Purpose: {facts['purpose'] or 'not given. Give it with --purpose, or as purpose under budget in the file.'}",
+        f"Purpose: {facts['purpose'] or 'not given. Give it with --purpose, or as purpose in a file.'}",
     ]
-    parts = [Part(1, "Differential privacy: what was promised, and what was spent", about)]
+    parts = [ReportPart(1, "Differential privacy: what was promised, and what was spent", about)]
     for budget in facts["budgets"]:
         parts += _budget(budget)
     if not facts["budgets"]:
-        parts.append(Part(2, "Budgets", ["The ledger holds no budget."]))
+        parts.append(ReportPart(2, "Budgets", ["The ledger holds no budget."]))
     if (total := facts["total"]) and len(total["plans"]) > 1:
         names = ", ".join(plan["name"] for plan in total["plans"])
         words = [
@@ -201,17 +201,17 @@ def parts_of(facts: dict[str, Any]) -> list[Part]:
             f"{total['epsilon']:.3g} at delta {total['delta']:.2g} was spent so far, and "
             f"{total['promised_epsilon']:.4g} at {total['promised_delta']:.2g} is promised in all."
         ]
-        parts.append(Part(2, "All budgets together", words))
-    parts.append(Part(2, "People who were forgotten", [facts["forgotten"]]))
+        parts.append(ReportPart(2, "All budgets together", words))
+    parts.append(ReportPart(2, "People who were forgotten", [facts["forgotten"]]))
     if facts["audits"]:
         words = ["An audit attacks the mechanism. A proved epsilon above the claim would mean that the claim is false."]
         head = ("mechanism", "claimed epsilon", "delta", "proved, at least", "confidence", "trials")
         rows = [[_number(value) for value in each.values()] for each in facts["audits"]]
-        parts.append(Part(2, "Audit", words, [head, *rows]))
+        parts.append(ReportPart(2, "Audit", words, [head, *rows]))
     return parts
 
 
-def _budget(budget: dict[str, Any]) -> list[Part]:
+def _budget(budget: dict[str, Any]) -> list[ReportPart]:
     epsilon, delta = budget["epsilon"], budget["delta"]
     factor = math.exp(min(epsilon, 700.0))
     spent = budget["epsilon_spent"]
@@ -240,17 +240,17 @@ def _budget(budget: dict[str, Any]) -> list[Part]:
     outcomes = [("outcome", "number"), *((name, f"{count:,}") for name, count in budget["outcomes"].items())]
     times = [("time (UTC)", "spent"), *((name, f"{count:,}") for name, count in budget["by_time"].items())]
     parts = [
-        Part(2, f"Budget {budget['name']}"),
-        Part(3, "The promise", promise),
-        Part(3, "Spent by line", (), lines),
-        Part(3, "Spent by time", () if len(times) > 1 else ["Nothing was spent."], times if len(times) > 1 else ()),
-        Part(3, "Outcomes and refusals", [_REFUSED], outcomes if len(outcomes) > 1 else ()),
+        ReportPart(2, f"Budget {budget['name']}"),
+        ReportPart(3, "The promise", promise),
+        ReportPart(3, "Spent by line", (), lines),
+        ReportPart(3, "Spent by time", [] if budget["by_time"] else ["Nothing was spent."], times),
+        ReportPart(3, "Outcomes and refusals", [_REFUSED], outcomes),
     ]
     if budget["by_principal"] is None:
         words = "Callers are not recorded (record_principals is off, and all share one counter)."
-        return [*parts, Part(3, "Spent by caller", [words])]
+        return [*parts, ReportPart(3, "Spent by caller", [words])]
     callers = [("caller", "spent"), *((name, f"{count:,}") for name, count in budget["by_principal"].items())]
-    return [*parts, Part(3, "Spent by caller", (), callers)]
+    return [*parts, ReportPart(3, "Spent by caller", (), callers)]
 
 
 def _number(value: Any) -> str:
@@ -260,17 +260,18 @@ def _number(value: Any) -> str:
 # -- forms -------------------------------------------------------------------------------------------------------------
 
 
-def _markdown(parts: Sequence[Part]) -> str:
+def _markdown(parts: Sequence[ReportPart]) -> str:
     lines: list[str] = []
     for part in parts:
         lines += [f"{'#' * part.level} {_plain(part.title)}", ""]
         for paragraph in part.paragraphs:
             lines += [_plain(paragraph), ""]
-        for number, row in enumerate(part.table):
+        table = part.table if part.table[1:] else ()
+        for number, row in enumerate(table):
             lines.append(f"| {' | '.join(map(_plain, row))} |")
             if number == 0:
                 lines.append("|---" * len(row) + "|")
-        lines += [""] if part.table else []
+        lines += [""] if table else []
     return "\n".join(lines).rstrip()
 
 
@@ -282,12 +283,12 @@ def _plain(text: str) -> str:
     return escaped
 
 
-def _html(parts: Sequence[Part]) -> str:
+def _html(parts: Sequence[ReportPart]) -> str:
     body: list[str] = []
     for part in parts:
         body.append(f"<h{part.level}>{html.escape(part.title)}</h{part.level}>")
         body += [f"<p>{html.escape(paragraph)}</p>" for paragraph in part.paragraphs]
-        if part.table:
+        if part.table[1:]:
             head, *rows = part.table
             cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
             lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]

@@ -41,7 +41,7 @@ from langchain_dpicl.store.records import Vectors, aattempt, as_matrix, embed
 _FEW_OWNERS = 100
 _FORMAT = "dpicl-head-1"
 _HALF = re.compile("[\ud800-\udfff]")
-OpenBudget = Callable[[Callable[[PrivacyBudget], None]], PrivacyBudget]
+CheckedOpening = Callable[[Callable[[PrivacyBudget], None]], PrivacyBudget]
 _RECEIPT = TypeAdapter(Receipt)
 
 
@@ -249,7 +249,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         cls,
         store: ExemplarStore,
         labels: Sequence[str],
-        budget: PrivacyBudget | OpenBudget,
+        budget: PrivacyBudget | CheckedOpening,
         *,
         public: Sequence[str] | FeatureMap | None = None,
         scores: LabelScores | None = None,

@@ -94,8 +94,6 @@ class BudgetSection(Section):
     """The most answers that one caller gets of a shared budget, on each line: a number for all, or one for a name."""
     replay: Replay = "principal"
     replay_patience: Annotated[float, Field(ge=0)] = 300.0
-    purpose: Text | None = None
-    """The purpose of the answers, for ``dpicl report``. It changes nothing."""
 
     def check(self) -> None:
         given: Any = self
@@ -110,7 +108,7 @@ class BudgetSection(Section):
 
     def open(self, folder: Path) -> PrivacyBudget:
         """Open the ledger. Paths, a SQLite URL's too, are relative to the folder."""
-        promised = self.model_dump(exclude={"purpose"})
+        promised = self.model_dump()
         for name in ("ledger", "witness", "key_file"):
             promised[name] = place_in(folder, promised[name])
         return PrivacyBudget(**promised)
@@ -135,6 +133,8 @@ class Spec(Section):
     release: GivenRelease | None = None
     selector: SelectorSection = Field(default_factory=SelectorSection)
     budget: BudgetSection | None = None
+    purpose: Text | None = None
+    """The purpose of the answers, for ``dpicl report``. It changes nothing."""
     folder: Path = Field(default=Path(), exclude=True)
 
     def build(self) -> Runnable[Any, Any]:

@@ -111,7 +111,7 @@ def test_a_servers_file_gives_the_purpose_and_the_ledger(embeddings: Any, tmp_pa
     config = {"store": {"data": "t.csv"}, "release": {"kind": "vote", "labels": ["a", "b"]}, "selector": {"calls": 20}}
     (tmp_path / "t.csv").write_text("text,label\n")
     path = tmp_path / "server.yaml"
-    path.write_text(json.dumps({**config, "budget": {**budget, "purpose": "triage"}, "server": {"anonymous": True}}))
+    path.write_text(json.dumps({**config, "budget": budget, "purpose": "triage", "server": {"anonymous": True}}))
     facts = json.loads(report(capsys, "--config", str(path), "--json"))
     assert (facts["purpose"], facts["budgets"][0]["name"]) == ("triage", "desk")
     assert json.loads(report(capsys, "--config", str(path), "--purpose", "x", "--json"))["purpose"] == "x"
