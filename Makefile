@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCAL := $(VENV)/.local
 DEV := $(VENV)/.dev
 
-.PHONY: demo test test-slow test-lab test-lab-if-changed test-install soak lint format docs bench clean help
+.PHONY: demo test test-slow test-lab test-lab-if-changed test-newcomer test-install soak lint format docs bench clean help
 
 help:
 	@echo "make demo       private answers from private examples, with an embedded model"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-slow  the other tests: wide grids, large models' runs, long races"
 	@echo "make test-lab   the long tests of evaluation, attacks and studies, and whole examples"
 	@echo "make test-lab-if-changed  the same, unless they passed on these very trees"
+	@echo "make test-newcomer  the first pages from the wheel, as a newcomer follows them"
 	@echo "make test-install  a first hour in fresh environments: installs, messy files, the commands"
 	@echo "make soak       20 minutes of load and faults: kills, restarts, a full disk, clients that hang up"
 	@echo "make lint       ruff and mypy"
@@ -69,7 +70,11 @@ test-lab-if-changed: $(DEV)
 	if $(LAB_IS_COMMITTED) && test "$$($(LAB_TREES))" = "$$(cat .ci/lab)"; then echo "the lab: as it passed"; \
 	else $(MAKE) test-lab; fi
 
-# Not a part of the tests: it installs everything twice. Run it when the packaging changes.
+# From the wheel, by the pages alone: the programs of the README, and a classifier from a file with faults.
+test-newcomer: $(DEV)
+	$(BIN)/python tests/install/newcomers.py
+
+# Not a part of the tests: it installs everything twice, and follows more pages. Run it when packaging or pages change.
 test-install: $(VENV)/bin/python
 	$(BIN)/python tests/install/first_hour.py
 

@@ -144,13 +144,8 @@ def _answer_as_served(options: argparse.Namespace) -> int:
     from langchain_dpicl.serving.config import read
     from langchain_dpicl.store.records import RecordKeys
 
-<<<<<<< HEAD
-    check_only(options, {"config", "path", "caller", "question", "test", "limit", "compare", *READING}, "--config")
-=======
-    check_only(
-        options, {"config", "caller", "question", "test", "test_columns", "limit", "compare", *READING}, "--config"
-    )
->>>>>>> 48222a8 (Name options in the errors of the command line)
+    keys = keys_in(options, "test", RecordKeys(release.store.input_key, release.store.output_key, None))
+    outputs = served.release.outputs
     if not options.question and not options.test:
         raise InvalidParameter("--question", None, "at least one --question, or --test FILE")
     settings = read(options.config)

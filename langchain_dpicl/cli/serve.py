@@ -34,7 +34,7 @@ def serve_options(parser: Any) -> None:
       server:   {host: 0.0.0.0, port: 8000, workers: 2, path: /route}
       metrics:  {key: the hash of a key for Prometheus}
 
-    store and ledger on PostgreSQL, for many workers and hosts (docs/postgres.md):
+    store and ledger on PostgreSQL, for many workers and hosts (docs/postgres.md of the source archive):
       store:    {url: "${STORE_URL}", name: tickets}
       budget:   {epsilon: 3, delta: 1.0e-6, releases: 10000, ledger: "${LEDGER_URL}", name: tickets}
 
@@ -45,7 +45,7 @@ def serve_options(parser: Any) -> None:
     the same by the owners' own labels, without a model:
       release:  {kind: label-vote, labels: [billing, technical], details: true}
 
-    a number, a date, one of your sentences, or several fields at once (docs/tasks/server.md has all kinds):
+    a number, a date, a sentence of yours, several fields at once (all: docs/tasks/server.md of the source archive):
       release:  {kind: median, low: 0, high: 30}
       release:  {kind: candidate-vote, candidates: sentences.txt}
       release:  {kind: structured, fields: {desk: {choices: [billing, technical]}, days: {low: 0, high: 30}}}

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from langchain_dpicl.budget.upgrade import LedgerUpgrade
 
 _ONE = (
-    "one address: several servers of a model stand behind one proxy, which also bounds their calls (docs/operations.md)"
+    "one address: several servers of a model stand behind one proxy, which also bounds their calls "
+    "(docs/operations.md of the source archive)"
 )
 _SECTIONS = {
     *("chain", "head", "store", "model", "release", "selector", "budget", "keys", "server", "metrics"),

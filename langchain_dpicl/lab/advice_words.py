@@ -184,7 +184,7 @@ def _reasons(
         )
     said.append(
         f"epsilon {choices[0].epsilon:g} means that answers make a guess about one person at most "
-        f"{_factor(choices[0].epsilon)} times likelier. docs/choosing.md says how to choose it."
+        f"{_factor(choices[0].epsilon)} times likelier. How to choose it: docs/choosing.md of the source archive."
     )
     return ["Reasons:", *(line for each in said for line in _folded(each, "    ", "  - "))]
 

@@ -40,7 +40,7 @@ def vote_left(noise: VoteNoise, votes: float, labels: int) -> float:
     of fifths of the law with density 1 / (2 sqrt(1 - lead))) of the chance that it wins, by
     `VoteNoise.flip`, scaled so that guessing is 0.
 
-    Measured: the leads were chosen on 126 rows of votes (`results/votes-*`,
+    Measured, in the source archive: the leads were chosen on 126 rows of votes (`results/votes-*`,
     `results/blind-*`; 2 to 10 labels, 16 to 20 calls or up to 330 label votes, epsilon 1 to
     8). Accuracy computed by it from that without noise errs there by .016 (root mean
     square), by .045 at most. On 93 rows that nobody looked at (`results/trec`, `trec-bare`,
@@ -63,7 +63,7 @@ def head_left(owners: float, sigma: float, steps: float, features: int) -> float
 
     It is 1 - exp(-(x / 11.3)^.75), x being `head_signal`.
 
-    Measured: fitted to the 120 rows with noise of `results/head` (2 to 10 labels, 250 to
+    Measured: fitted to the 120 rows with noise of the source archive's `results/head` (2 to 10 labels, 250 to
     7,500 owners, epsilon .3 to 8, 65 and 385 features), against the same head of all owners
     without noise. It errs by .034 (root mean square), by .11 at most. For fewer owners a
     second rule, `once.fitting.expected_accuracy`, was measured on its own.
@@ -74,7 +74,7 @@ def head_left(owners: float, sigma: float, steps: float, features: int) -> float
 def tokens_left(range_bound: float) -> float:
     """Return the share of a sampler's demonstrations that clipping to a range leaves: range_bound / 6.7, at most 1.
 
-    Measured: of ROUGE-L's gain .93 at 6.2 and all at 7.3 and 8.4 (`results/decoding`), .86
+    Measured, in the source archive: of ROUGE-L's gain .93 at 6.2 and all at 7.3 and 8.4 (`results/decoding`), .86
     at 5.8 and all at 6.8 (`results/tokens-e2e`), nothing at 1.7 (`results/tokens-mts`) and
     below (`results/rag`). In between it is a guess.
     """

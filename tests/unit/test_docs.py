@@ -1,4 +1,4 @@
-"""The documentation says what is so: every error and every format's version is there, and the README stays short."""
+"""The documentation says what is so: every error and every format's version is there."""
 
 from __future__ import annotations
 
@@ -44,13 +44,6 @@ def test_the_page_of_versions_names_the_formats_of_today() -> None:
     found = [version for _, version in rows]
     formats = [head._FORMAT, fitting._FORMAT, schema.VERSION]
     assert [version for version in found if version in map(str, formats)] == list(map(str, formats))
-
-
-def test_the_readme_is_short_and_begins_with_the_installation() -> None:
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 180
-    first = next(i for i, line in enumerate(lines) if line.startswith("```"))
-    assert 'pip install "langchain-dpicl[local]"' in lines[first + 1]
 
 
 def test_a_page_of_the_site_is_in_its_navigation_once() -> None:
