@@ -157,12 +157,8 @@ def _answer_as_served(options: argparse.Namespace) -> int:
         return answer_by_head(options, cast("PrivateHead", made))
     assert served.release is not None
     (release,) = releases_in(made)
-<<<<<<< HEAD
-    keys, outputs = RecordKeys(release.store.input_key, release.store.output_key, None), served.release.outputs
-=======
     keys = keys_in(options, "test", RecordKeys(release.store.input_key, release.store.output_key, None))
-    outputs = settings.release.outputs
->>>>>>> 48222a8 (Name options in the errors of the command line)
+    outputs = served.release.outputs
     tests = read_file(options, options.test, keys, **outputs) if options.test else []
     with acting_for(options.caller or "anonymous"):
         return _asked(Session(release, options), known_answers(tests, keys, outputs))
