@@ -18,15 +18,15 @@ WORDS = [
 CUSTOMERS = 150
 
 
-def messages(labels: list[str], owner_key: str, seed: int = 7) -> list[dict[str, str]]:
-    """Messages, two of each customer, whose words tell their labels."""
+def messages(labels: list[str], owner_key: str, seed: int = 7, customers: int = CUSTOMERS) -> list[dict[str, str]]:
+    """Messages whose words tell their labels: two of each of few customers, and one of each of many."""
     rng = random.Random(seed)
     made = []
-    for number in range(2 * CUSTOMERS):
+    for number in range(max(customers, 2 * CUSTOMERS)):
         label = rng.randrange(len(labels))
         words = " ".join(rng.choices(WORDS[label].split(), k=3))
         text = f"Hello, {words}, ticket {seed}{number:03d}, thanks"
-        made.append({"text": text, "label": labels[label], owner_key: f"c{number % CUSTOMERS:03d}"})
+        made.append({"text": text, "label": labels[label], owner_key: f"c{number % customers:03d}"})
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -90,15 +91,17 @@ class Environment:
             shown = place or " ".join(command)[:100].splitlines()[0]
             print(f"  {time.monotonic() - began:6.1f} s  {shown}", flush=True)
         if found.returncode not in code or says not in told or ("Traceback" in told and command[0] != "python"):
+            lines = re.findall(r'File "([\w/.-]+\.(?:md|py))", line (\d+)', told)
+            where = "".join(f"{page}:{line}\n" for page, line in lines if not page.startswith("/")) or place
             wanted = f"ended with {found.returncode}, expected {code} and {says!r}"
-            raise SystemExit(f"{place}\n{' '.join(command)}\n{wanted}:\n{told[-3000:]}")
+            raise SystemExit(f"{where}\n{' '.join(command)[:200]}\n{wanted}:\n{told[-3000:]}")
         return told
 
-    def follow(self, steps: Sequence[Block], *, says: str = "", code: tuple[int, ...] = (0,)) -> str:
+    def follow(self, steps: Sequence[Block], *, own: str = "", says: str = "", code: tuple[int, ...] = (0,)) -> str:
         """Run blocks of Python in one process, where a warning is an error."""
         given = json.dumps([(step.page, step.line, step.text) for step in steps])
         place = steps[-1].place
-        return self.run("python", "-W", "error", "-c", FOLLOW, given=given, says=says, code=code, place=place)
+        return self.run("python", "-W", "error", "-c", FOLLOW, own, given=given, says=says, code=code, place=place)
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables of its programs: nothing comes from the network."""

@@ -10,14 +10,20 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 FOLLOW = """
-import json, linecache, sys
+import ast, json, linecache, runpy, sys
 names = {"__name__": "__main__"}
+own = sys.argv[1] and runpy.run_path(sys.argv[1])["Chatbot"](names)
 for page, line, text in json.load(sys.stdin):
     source = "\\n" * (line - 1) + text
     linecache.cache[page] = len(source), None, source.splitlines(keepends=True), page
-    exec(compile(source, page, "exec"), names)
+    tree = ast.parse(source, page)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id not in names and hasattr(type(own), node.id):
+            names[node.id] = getattr(own, node.id)
+    exec(compile(tree, page, "exec"), names)
 """
-"""A program that runs blocks one after the other, and whose tracebacks name their pages and lines."""
+"""A program that runs blocks one after the other. Its tracebacks name pages and lines. What a page takes for its
+reader's own is in the file that is the program's argument."""
 
 
 @dataclass(frozen=True)

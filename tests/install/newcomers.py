@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,23 @@ from pathlib import Path
 
 from data import messages, written
 from environment import Environment
-from following import ROOT, Command, blocks, commands
+from following import ROOT, Block, Command, blocks, commands
+
+ASKED_BY_CALLERS = """
+import warnings
+warnings.simplefilter("ignore", PrivacyWarning)  # a second budget on the same tickets
+budget = PrivacyBudget(epsilon=3, delta=1e-5, releases=20, name="access")
+team = PrivateEnsemble(selector, scorer) | DPAggregate(NoisyVote(["billing", "technical"]), budget)
+asked = {"input": "the login fails", "team": "technical", "since": 2024}
+with acting_for("bob"):
+    assert team.invoke(asked) == "technical"
+with acting_for("alice"):
+    try:
+        print("alice may see no such ticket, and is told by noise:", team.invoke(asked))
+    except MembersAbstained as abstained:
+        print("alice may see no such ticket:", abstained)
+"""
+"""Two callers ask behind the page's selector, of whom one may see the tickets that answer."""
 
 
 def supply(place: Environment, steps: list[Command]) -> None:
@@ -91,7 +108,7 @@ def server(place: Environment) -> None:
     labels = re.search(r"labels: \[(.*?)\]", text)
     assert data
     assert labels
-    (place.work / data[1]).write_text(written(messages(labels[1].split(", "), "customer"), data[1]))
+    (place.work / data[1]).write_text(written(messages(labels[1].split(", "), "customer", customers=1_500), data[1]))
     for command in commands("docs/tasks/server.md", "Without writing code"):
         if command.words[:2] == ("dpicl", "serve") and "--check" not in command.words:
             with serving(place, command):
@@ -142,7 +159,15 @@ def ask(config: str, key: str) -> str:
             time.sleep(0.5)
 
 
-TRIALS = {"readme": readme, "classifier": classifier, "server": server}
+def chatbot(place: Environment) -> None:
+    """The page's code, in order, with the newcomer's own chatbot for what it does not define; then two callers ask."""
+    steps = blocks("docs/tasks/rag.md", "RAG", "python")
+    asked = Block("tests/install/newcomers.py", 1, "python", ASKED_BY_CALLERS)
+    told = place.follow([*steps, asked], own=str(ROOT / "tests" / "install" / "chatbot.py"))
+    print(f"           {told.strip()}")
+
+
+TRIALS = {"readme": readme, "classifier": classifier, "server": server, "chatbot": chatbot}
 SHORT = ("readme", "classifier")
 
 
@@ -152,10 +177,12 @@ def main(names: list[str]) -> None:
     try:
         for name in names or SHORT:
             began = time.monotonic()
+            used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
             place = Environment(folder, name, reuse=True)
             place.install("")
             TRIALS[name](place)
-            print(f"{name}: {time.monotonic() - began:.0f} seconds\n", flush=True)
+            used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - used
+            print(f"{name}: {time.monotonic() - began:.0f} s ({used:.0f} s of processor)\n", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
