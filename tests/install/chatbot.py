@@ -1,4 +1,4 @@
-"""A chatbot over support tickets, as a newcomer has it before reading a page.
+"""A chatbot over the support tickets of a clinic, as a newcomer has it before reading a page.
 
 A page may use the attributes of `Chatbot` as names without defining them, and what its readers know to import.
 """
@@ -17,8 +17,8 @@ from langchain_core.vectorstores import InMemoryVectorStore
 import langchain_dpicl
 from langchain_dpicl.local import local_embeddings, local_llm
 
-TEAMS = ("billing", "technical")
-TICKETS = ("the invoice is too high", "the login fails")
+ADVICE = ("Take the drops after dinner.", "Take the drops before sunrise.")
+WARDS = ("3", "4", "7", "8")
 KNOWN = (Document, PromptTemplate, RunnableLambda, RunnablePassthrough, StrOutputParser)
 IMPORTED = {name: getattr(langchain_dpicl, name) for name in langchain_dpicl.__all__}
 IMPORTED |= {each.__name__: each for each in KNOWN}
@@ -33,14 +33,11 @@ class Chatbot:
 
     @cached_property
     def documents(self) -> list[Document]:
-        """A ticket of each of 600 customers, with every column that a page may take for the owner or a condition."""
+        """A ticket of each of 600 patients, with every column that a page may take for a condition."""
         made = []
         for number in range(600):
-            kind = number % 2
-            keys: dict[str, Any] = dict.fromkeys(("owner", "patient", "customer"), f"c{number:03d}")
-            keys |= dict.fromkeys(("team", "ward", "department"), TEAMS[kind])
-            text = f"Ticket {number}: {TICKETS[kind]}\nTeam: {TEAMS[kind]}"
-            made.append(Document(text, metadata={**keys, "year": 2024 + number % 3, "public": True}))
+            columns = {"patient": f"p{number:03d}", "ward": WARDS[number % 4], "team": "eyes", "year": 2026}
+            made.append(Document(f"Ticket {number}: When do I take the drops?\n{ADVICE[0]}", metadata=columns))
         return made
 
     @cached_property
@@ -56,28 +53,33 @@ class Chatbot:
         return self.vectorstore.as_retriever()
 
     @cached_property
+    def rag_of(self) -> Any:
+        answer = self.prompt | self.llm | StrOutputParser()
+        return lambda retriever: {"context": retriever | self.join, "question": RunnablePassthrough()} | answer
+
+    @cached_property
     def join(self) -> Any:
         return lambda found: "\n\n".join(document.page_content for document in found)
 
     @cached_property
     def prompt(self) -> PromptTemplate:
-        return PromptTemplate.from_template("{context}\n\nTicket: {question}\nTeam:")
+        return PromptTemplate.from_template("{context}\n\nTicket: {question}\n")
 
     @cached_property
     def llm(self) -> Any:
-        return local_llm(max_tokens=4).bind(stop=["\n"])
-
-    @cached_property
-    def scorer(self) -> Any:
-        return langchain_dpicl.LabelScorer(local_llm(), TEAMS, instruction="")
+        return local_llm(max_tokens=10).bind(stop=["\n"])
 
     @cached_property
     def sentences(self) -> Any:
-        return langchain_dpicl.CandidateVote(self.embeddings, TEAMS)
+        return langchain_dpicl.CandidateVote(self.embeddings, ADVICE)
 
     @cached_property
     def words(self) -> list[str]:
-        return [*TEAMS, "invoice", "login", "password", "refund", "price", "order", "screen", "account"]
+        return "dinner sunrise breakfast drops tablets noon midnight never always doctor".split()
+
+    @cached_property
+    def public_notes(self) -> list[str]:
+        return [f"Ticket {number}: When do I take the {what}?" for number in range(50) for what in ("drops", "bill")]
 
     @cached_property
     def ensemble(self) -> Any:
@@ -86,4 +88,4 @@ class Chatbot:
 
     @cached_property
     def wards_of(self) -> dict[str, list[str]]:
-        return {"alice": ["billing"], "bob": [*TEAMS]}
+        return {"ann": ["3", "4"], "bob": ["7", "8"]}

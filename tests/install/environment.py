@@ -97,11 +97,19 @@ class Environment:
             raise SystemExit(f"{where}\n{' '.join(command)[:200]}\n{wanted}:\n{told[-3000:]}")
         return told
 
-    def follow(self, steps: Sequence[Block], *, own: str = "", says: str = "", code: tuple[int, ...] = (0,)) -> str:
-        """Run blocks of Python in one process, where a warning is an error."""
+    def follow(
+        self,
+        steps: Sequence[Block],
+        *,
+        own: str = "",
+        says: str = "",
+        code: tuple[int, ...] = (0,),
+        warnings: str = "error",
+    ) -> str:
+        """Run blocks of Python in one process."""
         given = json.dumps([(step.page, step.line, step.text) for step in steps])
-        place = steps[-1].place
-        return self.run("python", "-W", "error", "-c", FOLLOW, own, given=given, says=says, code=code, place=place)
+        program = ("python", "-W", warnings, "-c", FOLLOW, own)
+        return self.run(*program, given=given, says=says, code=code, place=steps[-1].place)
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables of its programs: nothing comes from the network."""

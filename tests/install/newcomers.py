@@ -23,23 +23,7 @@ from pathlib import Path
 
 from data import messages, written
 from environment import Environment
-from following import ROOT, Block, Command, blocks, commands
-
-ASKED_BY_CALLERS = """
-import warnings
-warnings.simplefilter("ignore", PrivacyWarning)  # a second budget on the same tickets
-budget = PrivacyBudget(epsilon=3, delta=1e-5, releases=20, name="access")
-team = PrivateEnsemble(selector, scorer) | DPAggregate(NoisyVote(["billing", "technical"]), budget)
-asked = {"input": "the login fails", "team": "technical", "since": 2024}
-with acting_for("bob"):
-    assert team.invoke(asked) == "technical"
-with acting_for("alice"):
-    try:
-        print("alice may see no such ticket, and is told by noise:", team.invoke(asked))
-    except MembersAbstained as abstained:
-        print("alice may see no such ticket:", abstained)
-"""
-"""Two callers ask behind the page's selector, of whom one may see the tickets that answer."""
+from following import ROOT, Command, blocks, commands
 
 
 def supply(place: Environment, steps: list[Command]) -> None:
@@ -160,11 +144,10 @@ def ask(config: str, key: str) -> str:
 
 
 def chatbot(place: Environment) -> None:
-    """The page's code, in order, with the newcomer's own chatbot for what it does not define; then two callers ask."""
-    steps = blocks("docs/tasks/rag.md", "RAG", "python")
-    asked = Block("tests/install/newcomers.py", 1, "python", ASKED_BY_CALLERS)
-    told = place.follow([*steps, asked], own=str(ROOT / "tests" / "install" / "chatbot.py"))
-    print(f"           {told.strip()}")
+    """The page's code, in order, with the newcomer's own chatbot for what it does not define."""
+    own = str(ROOT / "tests" / "install" / "chatbot.py")
+    told = place.follow(blocks("docs/tasks/rag.md", "RAG", "python"), own=own, warnings="default")
+    print(f"           {told.strip()[-110:]}")
 
 
 TRIALS = {"readme": readme, "classifier": classifier, "server": server, "chatbot": chatbot}
