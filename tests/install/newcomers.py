@@ -128,7 +128,9 @@ def ask(config: str, key: str) -> str:
     port = re.search(r"port: (\d+)", config)
     path = re.search(r"path: (/\w+)", config)
     url = f"http://127.0.0.1:{port[1] if port else 8000}{path[1] if path else '/answer'}/invoke"
-    body = json.dumps({"input": {"input": "My card was charged twice: I want a refund"}}).encode()
+    key_of_text = re.search(r"input_key: (\w+)", config)
+    question = {key_of_text[1] if key_of_text else "text": "My card was charged twice: I want a refund"}
+    body = json.dumps({"input": question}).encode()
     asked = urllib.request.Request(url, body, {"Content-Type": "application/json", "Authorization": f"Bearer {key}"})
     until = time.monotonic() + 300
     while True:
