@@ -65,3 +65,12 @@ def test_the_readme_takes_two_screens_to_its_first_list_of_links_and_begins_with
     assert max(map(len, lines)) <= 120
     first = next(at for at, line in enumerate(lines) if line.startswith("```"))
     assert 'pip install "langchain-dpicl[local]"' in lines[first + 1]
+
+
+def test_the_readmes_accuracies_are_measured_ones() -> None:
+    measured = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "results").glob("*/table.md"))
+    section = README.partition("## What it costs")[2].partition("\n## ")[0]
+    shown = re.findall(r"(\d+\.\d) \((\d\.\d)\)", section)
+    assert len(shown) >= 10
+    for value, error in shown:
+        assert f"{value} ({error})" in measured or f"{value} ± {error}" in measured
