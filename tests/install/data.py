@@ -15,14 +15,15 @@ WORDS = [
     "password name address email",
     "offer quote buy demo",
 ]
-CUSTOMERS = 150
 
 
-def messages(labels: list[str], owner_key: str, seed: int = 7, customers: int = CUSTOMERS) -> list[dict[str, str]]:
-    """Messages whose words tell their labels: two of each of few customers, and one of each of many."""
+def messages(
+    labels: list[str], owner_key: str, seed: int = 7, customers: int = 150, each: int = 1
+) -> list[dict[str, str]]:
+    """Messages of customers, whose words tell their labels."""
     rng = random.Random(seed)
     made = []
-    for number in range(max(customers, 2 * CUSTOMERS)):
+    for number in range(each * customers):
         label = rng.randrange(len(labels))
         words = " ".join(rng.choices(WORDS[label].split(), k=3))
         text = f"Hello, {words}, ticket {seed}{number:03d}, thanks"
@@ -43,7 +44,7 @@ def written(records: list[dict[str, str]], name: str) -> str:
 
 def rows() -> list[tuple[str, ...]]:
     """Messages, labels and customers."""
-    return [tuple(record.values()) for record in messages(LABELS, "customer")]
+    return [tuple(record.values()) for record in messages(LABELS, "customer", each=2)]
 
 
 def table(header: str, data: list[tuple[str, ...]], between: str = ",", end: str = "\n") -> str:

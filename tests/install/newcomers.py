@@ -60,7 +60,7 @@ def classifier(place: Environment) -> None:
     supply(place, steps)
     for step in steps:
         told = place.run(*step.words, place=step.place)
-    print(f"           {told.strip().splitlines()[-1][:110]}")
+    print(f"           {' '.join(told.split())[:110]}")
 
 
 def spoilt(place: Environment, check: Command) -> None:
