@@ -144,8 +144,8 @@ def _answer_as_served(options: argparse.Namespace) -> int:
     from langchain_dpicl.serving.config import read
     from langchain_dpicl.store.records import RecordKeys
 
-    keys = keys_in(options, "test", RecordKeys(release.store.input_key, release.store.output_key, None))
-    outputs = served.release.outputs
+    asked = {"config", "path", "caller", "question", "test", "test_columns", "limit", "compare"}
+    check_only(options, {*asked, *READING}, "--config")
     if not options.question and not options.test:
         raise InvalidParameter("--question", None, "at least one --question, or --test FILE")
     settings = read(options.config)
