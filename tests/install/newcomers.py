@@ -96,7 +96,7 @@ def server(place: Environment) -> None:
     for command in commands("docs/tasks/server.md", "Without writing code"):
         if command.words[:2] == ("dpicl", "serve") and "--check" not in command.words:
             with serving(place, command):
-                print(f"           {ask(text, key)}")
+                print(f"           {ask(text, key)[:110]}")
         else:
             place.run(*command.words, place=command.place)
 
