@@ -191,6 +191,22 @@ def fetch(connection: Connection | None, statement: str, **values: object) -> li
     return list(pooled.cursor(binary=True).execute(sql.for_psycopg(statement), values))
 
 
+def fetch_parts(connection: Connection | None, statement: str, size: int, **values: object) -> Iterator[list[Any]]:
+    """The same, so many rows at a time. A server keeps the others until they are asked for."""
+    if connection is None:
+        raise StoreError("this reading of the store has ended: read within its with block")
+    pooled: Any = connection.connection
+    text = statement
+    on_server: dict[str, Any] = {}
+    if connection.dialect.name != "sqlite":
+        text = sql.for_psycopg(statement)
+        on_server = {"name": "dpicl_parts", "binary": True}
+    with contextlib.closing(pooled.cursor(**on_server)) as cursor:
+        cursor.execute(text, values)
+        while rows := cursor.fetchmany(size):
+            yield rows
+
+
 def among(connection: Connection, column: str, kind: str = "bigint") -> str:
     """The condition that a column has one of ``:given``, which `given` makes."""
     if connection.dialect.name == "sqlite":

@@ -41,6 +41,13 @@ class Page(NamedTuple):
     vectors: Vectors
 
 
+class Came(NamedTuple):
+    """The rows that came since an entry: how many, and the rows themselves."""
+
+    number: int
+    pages: Iterable[Page]
+
+
 def rounding(dimension: int) -> float:
     """A bound on the difference of two ways to compute the inner product of two vectors of norm 1 in single precision.
 
@@ -82,13 +89,18 @@ class _Arrays:
         self.owners = np.empty(0, np.int64)
         self.vectors = np.empty((0, dimension), np.float32)
 
-    def append(self, page: Page) -> None:
-        end = self.count + len(page.ids)
+    def reserve(self, more: int) -> None:
+        """Make room for so many rows more, and for some that come later: all that is there has to be copied."""
+        end = self.count + more
         if end > len(self.ids):
-            room = max(end, 2 * len(self.ids), _LEAST_ROWS)
+            room = end + max(end // 8, _LEAST_ROWS)
             self.ids = self._grown(self.ids, room)
             self.owners = self._grown(self.owners, room)
             self.vectors = self._grown(self.vectors, room)
+
+    def append(self, page: Page) -> None:
+        """Add rows for which there is room."""
+        end = self.count + len(page.ids)
         self.ids[self.count : end] = page.ids
         self.owners[self.count : end] = page.owners
         self.vectors[self.count : end] = page.vectors
@@ -117,7 +129,7 @@ class Matrix:
         """The matrix before the first entry."""
         return cls(0, _Arrays(dimension), np.empty(0, np.bool_))
 
-    def followed(self, entry: int, gone: Numbers, came: Iterable[Page]) -> Matrix:
+    def followed(self, entry: int, gone: Numbers, came: Came) -> Matrix:
         """Its successor at a later entry. Call it on the latest matrix alone, one thread at a time."""
         went = self._there & np.isin(self.ids, gone)
         self._vectors[went] = 0.0
@@ -126,9 +138,11 @@ class Matrix:
         arrays.count = len(there)  # an attempt that failed may have left rows behind
         if 4 * np.count_nonzero(there) < 3 * len(there):
             arrays = _Arrays(self._vectors.shape[1])
+            arrays.reserve(int(np.count_nonzero(there)) + came.number)
             arrays.append(Page(self.ids[there], self._owners[there], self._vectors[there]))
             there = np.ones(arrays.count, np.bool_)
-        for page in came:
+        arrays.reserve(came.number)
+        for page in came.pages:
             arrays.append(page)
         new = np.ones(arrays.count - len(there), np.bool_)
         return Matrix(entry, arrays, np.concatenate([there, new]))

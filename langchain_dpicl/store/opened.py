@@ -197,10 +197,12 @@ class OpenStore(PrivateRecords):
                 f"the collection {collection.name!r} is another one, or older, than this process has read: owners who "
                 "were forgotten since may be in it; open the store in a new process"
             )
-        if len(self._numbers) != moment.next_number:
-            self._numbers = np.arange(moment.next_number)
+        numbers = self._numbers
+        if len(numbers) != moment.next_number:
+            numbers = np.arange(moment.next_number)
+            self._numbers = numbers
         matrix = self._matrix
-        view = StoreView(collection, connection, moment, self._numbers, matrix, self._load)
+        view = StoreView(collection, connection, moment, numbers, matrix, self._load)
         if matrix is not None and matrix.entry < moment.entry:
             went = view.went_since(matrix.entry)
             self._matrix = view.known = matrix.followed(moment.entry, went, view.came_since(matrix.entry))

@@ -119,17 +119,16 @@ class Collection:
     def packed(self, matrix: Vectors) -> Iterable[bytes]:
         """Each vector as the database takes it: on PostgreSQL as pgvector receives it."""
         if self.schema is None:
-            return (row.tobytes() for row in matrix.astype("<f4"))
+            return (row.tobytes() for row in matrix.astype("<f4", copy=False))
         head = struct.pack(">HH", matrix.shape[1], 0)
         return (head + row.tobytes() for row in matrix.astype(">f4"))
 
     def unpacked(self, vectors: Sequence[bytes]) -> Vectors:
-        """These vectors, as the database gave them."""
+        """These vectors, as the database gave them: to be copied, since the bytes may be in another order."""
+        whole = b"".join(vectors)
         if self.schema is None:
-            found = np.frombuffer(b"".join(vectors), "<f4").reshape(-1, self.dimension)
-        else:
-            found = np.frombuffer(b"".join(vectors), ">f4").reshape(-1, self.dimension + 1)[:, 1:]
-        return found.astype(np.float32)
+            return np.frombuffer(whole, "<f4").reshape(-1, self.dimension)
+        return np.frombuffer(whole, ">f4").reshape(-1, self.dimension + 1)[:, 1:]
 
 
 class Moment(NamedTuple):

@@ -20,13 +20,13 @@ from sqlalchemy.engine import Connection
 from langchain_dpicl.errors import StoreError
 from langchain_dpicl.store import tables
 from langchain_dpicl.store.base import Held, Numbers, owner_mark
-from langchain_dpicl.store.database import MANY, fetch, fetch_among
+from langchain_dpicl.store.database import MANY, fetch, fetch_among, fetch_parts
 from langchain_dpicl.store.filters import MetadataFilter, columns_of
-from langchain_dpicl.store.matrix import Matrix, Page, inner_products, reaches, rounding
+from langchain_dpicl.store.matrix import Came, Matrix, Page, inner_products, reaches, rounding
 from langchain_dpicl.store.records import Vectors, decoded, unpack
 from langchain_dpicl.store.tables import Collection, Moment
 
-_PAGE_BYTES = 1 << 24
+_PAGE_BYTES = 1 << 20
 
 Load = Callable[["StoreView"], Matrix | None]
 
@@ -98,22 +98,25 @@ class StoreView:
     def _near(self, query: Vectors, threshold: float) -> tuple[Numbers, Numbers]:
         """The rows that reach a threshold and their owners, without a matrix: PostgreSQL goes over all rows."""
         schema = self._collection.schema
+        limit = float(np.float32(threshold))
         margin = rounding(len(query))
         product = f"{schema}.inner_product(embedding, CAST(CAST(:vector AS float8[]) AS {schema}.vector))"
-        found = self._pairs(
-            f"SELECT id, owner FROM {self._collection.exemplars} WHERE {product} >= :least",
+        found = fetch(
+            self.connection,
+            f"SELECT id, owner, {product} FROM {self._collection.exemplars} WHERE {product} >= :least",
             vector=query.tolist(),
-            least=float(threshold) - margin,
+            least=limit - margin,
         )
-        rows, owners = found[:, 0], found[:, 1]
-        near = np.zeros(len(rows), np.bool_)
-        for start in range(0, len(rows), MANY):
-            part = rows[start : start + MANY]
-            near[start : start + MANY] = reaches(self.similarity(part, query), threshold)
+        rows = np.array([id for id, _, _ in found], np.int64)
+        owners = np.array([owner for _, owner, _ in found], np.int64)
+        near = np.array([product >= limit + margin for _, _, product in found], np.bool_)
+        close = np.flatnonzero(~near)
+        near[close] = reaches(self.similarity(rows[close], query), threshold)
         return rows[near], owners[near]
 
     def _all(self) -> tuple[Numbers, Numbers]:
-        found = self._pairs(f"SELECT id, owner FROM {self._collection.exemplars} ORDER BY owner, id")
+        query = f"SELECT id, owner FROM {self._collection.exemplars} ORDER BY owner, id"
+        found = _as_pairs(fetch(self.connection, query))
         return found[:, 0], found[:, 1]
 
     def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
@@ -179,7 +182,7 @@ class StoreView:
             return self.known.vectors(rows)
         query = f"SELECT id, {self._collection.embedding} FROM {self._collection.exemplars} WHERE"
         found = dict(fetch_among(self.connection, query, "id", rows.tolist()))
-        return self._collection.unpacked(_in_order(found, rows))
+        return self._collection.unpacked(_in_order(found, rows)).astype(np.float32)
 
     def read(self, rows: Numbers) -> list[dict[str, Any]]:
         """The exemplars at these rows, as fresh dictionaries; an empty one for a record that cannot be read."""
@@ -212,23 +215,18 @@ class StoreView:
         """The ids of the exemplars that went after this entry of the log."""
         return tables.went_since(self.connection, self._collection, entry)
 
-    def came_since(self, entry: int) -> Iterator[Page]:
+    def came_since(self, entry: int) -> Came:
         """The rows that came after this entry, with their vectors, page by page."""
-        columns = f"entry, id, owner, {self._collection.embedding}"
-        query = (
-            f"SELECT {columns} FROM {self._collection.exemplars} WHERE (entry, id) > (:entry, :id) "
-            "ORDER BY entry, id LIMIT :limit"
-        )
-        limit = max(1, _PAGE_BYTES // (4 * self._collection.dimension))
-        last = 2**62
-        while rows := fetch(self.connection, query, entry=entry, id=last, limit=limit):
-            entries, ids, owners, vectors = zip(*rows, strict=True)
-            yield Page(np.array(ids, np.int64), np.array(owners, np.int64), self._collection.unpacked(vectors))
-            entry = entries[-1]
-            last = ids[-1]
+        query = f"SELECT count(*) FROM {self._collection.exemplars} WHERE entry > :entry"
+        ((number,),) = fetch(self.connection, query, entry=entry)
+        return Came(number, self._pages(entry))
 
-    def _pairs(self, statement: str, **values: object) -> NDArray[np.int64]:
-        return _as_pairs(fetch(self.connection, statement, **values))
+    def _pages(self, entry: int) -> Iterator[Page]:
+        query = f"SELECT id, owner, {self._collection.embedding} FROM {self._collection.exemplars} WHERE entry > :entry"
+        size = max(1, _PAGE_BYTES // (4 * self._collection.dimension))
+        for rows in fetch_parts(self.connection, query, size, entry=entry):
+            ids, owners, vectors = zip(*rows, strict=True)
+            yield Page(np.array(ids, np.int64), np.array(owners, np.int64), self._collection.unpacked(vectors))
 
 
 def _as_pairs(rows: Any) -> NDArray[np.int64]:

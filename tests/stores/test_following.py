@@ -372,7 +372,7 @@ def test_a_mark_is_told_once_by_the_last_of_several_processes(shared: Place) -> 
         left = [f"#{i}" for i in range(number, 12, 3)]
 
         def once(turn: int) -> None:
-            if left:
+            while left:
                 stores[number].forget(left.pop())
 
         return once
