@@ -154,7 +154,7 @@ def _done(options: argparse.Namespace, labels: Sequence[str]) -> PrivateHead | N
 
     output = Path(options.output)
     read = [path for path in (options.data, options.public) if path]
-    if not all(map(os.path.exists, [output, *read])) or output.with_name(f"{output.name}.part").exists():
+    if not all(map(os.path.exists, [output, *read])) or os.path.exists(f"{output}.part"):
         return None
     bound = "a new file: this one is there"
     with contextlib.suppress(DPICLError):
