@@ -87,6 +87,8 @@ ANSWER = ChatPromptTemplate.from_messages(
 
 def wrap(chain: Any, budget: Any, source: Any, **options: Any) -> Any:
     options = {"calls": 10, "rate": 1.0, "owner_key": "patient", "question_key": "input"} | options
+    if "filter" in options or "visible_to" in options or getattr(source, "search_kwargs", {}).get("filter"):
+        options.setdefault("eligible", 15)
     return wrap_rag(chain, source, NoisyVote(LABELS), budget, **options)
 
 
