@@ -69,10 +69,12 @@ def log_moment(eps0: float, rate: float, order: float) -> float:
     """
     tau = np.linspace(0.0, eps0, 17)
     while True:
-        trials = adaptive._Trials(eps0, rate, tau)
+        trials = adaptive.RangeTrials(eps0, rate, tau)
         logs = order * trials.log_u, order * trials.log_v
         top = float(np.maximum(*logs).max())
-        mean, bounds = trials.bounds(np.exp(logs[0] - top), np.exp(logs[1] - top))
+        ratios = np.exp(logs[0] - top), np.exp(logs[1] - top)
+        mean = adaptive.Trials.bounds(trials, *ratios)
+        bounds = trials.bounds(*ratios)
         reached, bound = float(mean.max()), float(bounds.max())
         if bound - reached <= 1e-4 * (reached - math.exp(-top)) + 1e-15 or tau.size > 10_000:
             return top + math.log(bound) + adaptive._RATIO_ERROR * (1.0 + top)

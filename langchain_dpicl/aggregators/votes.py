@@ -22,8 +22,8 @@ from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.choice import Crowd
 from langchain_dpicl.privacy.mechanism import Options
-from langchain_dpicl.privacy.noise import Randomness, choose_exponential
-from langchain_dpicl.privacy.votes import EXPONENTIAL, GAUSSIAN, LEAD, TOLD, VoteNoise
+from langchain_dpicl.privacy.noise import Randomness, choose_exponential, random_below
+from langchain_dpicl.privacy.votes import BIT, EXPONENTIAL, GAUSSIAN, LEAD, TOLD, VoteNoise
 
 _LONG = 1 << 14  # characters: a millisecond or so
 
@@ -80,19 +80,23 @@ class NoisyVote(Aggregator[T]):
       are zero. The release is a function of these noisy counts: their argmax (ties broken at random), or more of them
       with ``scores`` or ``details`` ("scores"); all cost the same.
     - Exponential ("vote-em"): a label with probability proportional to exp(r c) for its count c, drawn exactly.
+    - One bit ("vote-bit"), of two labels: which of them leads, with noise on their difference that is never whole. An
+      owner moves the difference by 2, or by 1 with own calls. See `privacy.bits`.
 
     Neighbours, and what moves. One member's output replaced by any other, by an abstention or by nothing: one count
     falls by 1 and another rises by 1, or one moves, or none. So the L2 sensitivity is sqrt(2), and the loss at most
     that of the 2-fold composition of a sensitivity-1 discrete Gaussian; with r = eps0 / 2 log-probabilities differ by
     at most 2 r between outcomes, which is eps0-bounded range. With a call for every owner (``own_calls``) one output is
-    added or removed and no other changes: ONE count moves by 1, the Gaussian has sensitivity 1, and r = eps0. The count
-    of abstentions is one more count, and public factors on the outcomes change no ratio of probabilities.
+    added or removed and no other changes: ONE count moves by 1, the Gaussian has sensitivity 1, and r = eps0. A
+    Gaussian vote that releases its winner alone is then one bit, which costs .71 to .87 of that (`bits.integers`). The
+    count of abstentions is one more count, and public factors on the outcomes change no ratio of probabilities.
 
-    "The members abstain" is a release, too (None): if the noisy count of abstentions beats every label and reaches a
-    threshold of public numbers, or as one more outcome of the exponential vote with a public penalty. If fewer than
-    half abstain it comes about with a probability of at most 1e-6 a release (`VoteNoise.abstention_count` has the
-    proofs). So few members under much noise do not tell (`tells`; `PrivacyPlan.explain` says so): then the ensemble
-    finds a model that is down by public questions instead.
+    "The members abstain" is a release, too (None), but not of one bit: if the noisy count of abstentions beats every
+    label's with its prior, less the largest prior, and reaches a threshold of public numbers, or as one more outcome of
+    the exponential vote with a public penalty. If fewer than half abstain it comes about with a probability of at most
+    1e-6 a release (`VoteNoise.abstention_count` has the proofs). So one bit, and few members under much noise, do not
+    tell (`tells`; `PrivacyPlan.explain` says so): then the ensemble finds a model that is down by public questions
+    instead.
 
     Parameters
     ----------
@@ -115,7 +119,7 @@ class NoisyVote(Aggregator[T]):
         choice of the mechanism, and says how much a vote weighs against the prior. It costs no privacy if it is wrong.
         Refused if there is neither a choice nor a prior.
     mechanism
-        "vote" or "vote-em", to leave the plan no choice.
+        "vote", "vote-em", or of two labels "vote-bit", to leave the plan no choice.
 
     An output is read as a label if it is one, up to case, accents' Unicode form, invisible characters, surrounding
     spaces and punctuation; else as the longest label that it begins with, as a whole word; else as the only label that
@@ -194,7 +198,11 @@ class NoisyVote(Aggregator[T]):
             raise InvalidParameter(
                 "prior", prior, "None with scores=True, which are the counts alone: use details=True"
             )
-        known = ("scores",) if self.scores or self.details else (GAUSSIAN, EXPONENTIAL)
+        known: tuple[str, ...] = (GAUSSIAN, EXPONENTIAL)
+        if self.scores or self.details:
+            known = ("scores",)
+        elif len(self.labels) == 2:
+            known = (GAUSSIAN, EXPONENTIAL, BIT)
         if mechanism is not None and mechanism not in known:
             bound = " or ".join(map(repr, known)) + (" without scores and details" if len(known) > 1 else "")
             raise InvalidParameter("mechanism", mechanism, bound)
@@ -311,6 +319,11 @@ class NoisyVote(Aggregator[T]):
         """The mechanism: from the votes per label, abstentions last, to a release."""
         noise = VoteNoise(self.mechanism, parameter, crowd.own_calls)
         reached, nats, rate = _public_numbers(noise, crowd, len(self.labels), self.lead)
+        if self.mechanism == BIT:
+            lead = int(counts[0] - counts[1]) + round(float(self._logs[0] - self._logs[1]) / nats)
+            numerator, denominator = noise.overturned(abs(lead)).as_integer_ratio()
+            is_overturned = random_below(denominator, randomness) < numerator
+            return self.labels[int((lead < 0) != is_overturned)]
         if self.mechanism == EXPONENTIAL:
             factors = self._factors(rate / nats)
             *votes, abstained = counts.tolist()
@@ -319,13 +332,12 @@ class NoisyVote(Aggregator[T]):
             return None if index == len(self.labels) else self.labels[index]
         noisy = counts + randomness.discrete_gaussian(parameter, len(counts))
         # From here on everything is a function of the noisy counts.
-        best = int(noisy[:-1].max())
-        if noisy[-1] > best and noisy[-1] >= reached:
+        evidence = noisy[:-1] + (self._logs - self._logs.max()) / nats
+        if noisy[-1] >= reached and noisy[-1] > evidence.max():  # on the winner's scale: one threshold for each count
             return None
         released = {label: int(count) for label, count in zip(self.labels, noisy, strict=False)}
         if self.scores:
             return released
-        evidence = noisy[:-1] + self._logs / nats
         winners = np.flatnonzero(evidence == evidence.max())
         winner = int(winners[int(randomness.integers(len(winners), 1)[0])])
         if not self.details:
@@ -389,7 +401,7 @@ class NoisyVote(Aggregator[T]):
 @lru_cache(maxsize=256)
 def _public_numbers(noise: VoteNoise, crowd: Crowd, labels: int, lead: float) -> tuple[int, float, float]:
     """Of a vote's noise: what abstentions have to reach, the weight of a vote against a prior, and the rate."""
-    reached = noise.abstention_count(crowd.members, labels)
+    reached = 0 if noise.mechanism == BIT else noise.abstention_count(crowd.members, labels)
     return reached, noise.nats(crowd.expected, labels, lead), noise.rate
 
 

@@ -34,12 +34,13 @@ from langchain_dpicl.privacy.choice import (
     calls_made,
     compared,
     options_of,
+    vote_mechanisms,
 )
 from langchain_dpicl.privacy.lines import LineRequest, PlanLine
 from langchain_dpicl.privacy.plan import PrivacyPlan
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.privacy.solving import about, solve
-from langchain_dpicl.privacy.votes import EXPONENTIAL, GAUSSIAN, VoteNoise
+from langchain_dpicl.privacy.votes import VoteNoise
 
 LABEL_VOTE, GATED, BLIND, TOKENS = "label vote", "gated ensemble", "blind ensemble", "tokens"
 
@@ -301,7 +302,7 @@ def _choice(method: str, task: Workload, epsilon: float) -> Verdict:
     elif method == HEAD:
         (parameter,) = solve(epsilon, task.delta, {method: way.line(method, task.owners)})
     else:
-        parameter = about(epsilon, task.delta, way.line(method, task.owners))
+        (parameter,) = solve(epsilon, task.delta, {method: way.line(method, task.owners)})
     line = PlanLine(**{**vars(way.line(mechanism, task.owners)), "parameter": parameter})
     left, feasible = _judged(task, way, mechanism, parameter)
     least = _first(EPSILONS, lambda each: _state(method, task, each) >= WORTH)
@@ -328,10 +329,14 @@ def _judged(task: Workload, way: Way, mechanism: str, parameter: float) -> tuple
 def _state(method: str, task: Workload, epsilon: float) -> float:
     """About what noise leaves of a method; 0 if it is not feasible."""
     way = Way.of(method, task)
-    mechanisms = (method,) if way.crowd is None else (EXPONENTIAL, GAUSSIAN)
+    mechanisms: tuple[str, ...] = (method,)
+    if way.crowd is not None:
+        mechanisms = vote_mechanisms(task.labels)
     found = []
     for mechanism in mechanisms:
         parameter = about(epsilon, task.delta, way.line(mechanism, task.owners))
+        if parameter is None:
+            continue
         left, feasible = _judged(task, way, mechanism, parameter)
         if feasible:
             found.append(left)

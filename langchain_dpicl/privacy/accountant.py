@@ -20,10 +20,20 @@ import numpy as np
 
 from langchain_dpicl.errors import AccountingError
 from langchain_dpicl.extras import require
+from langchain_dpicl.privacy.adaptive import OPERATIONS, ROUGHLY
 from langchain_dpicl.privacy.checks import open_unit, positive, real
 from langchain_dpicl.privacy.composition import MAX_PLACES, Composition
 from langchain_dpicl.privacy.losses import FloatArray, Losses, SummedLosses
-from langchain_dpicl.privacy.profile import DIRECTIONS, MAX_COUNT, Direction, Gaussian, Line, Profile, Subsampled
+from langchain_dpicl.privacy.profile import (
+    DIRECTIONS,
+    MAX_COUNT,
+    BoundedRange,
+    Direction,
+    Gaussian,
+    Line,
+    Profile,
+    Subsampled,
+)
 
 OURS, PRV, GOOGLE = "langchain-dpicl", "prv-accountant", "dp-accounting"
 
@@ -50,10 +60,10 @@ class PLDAccountant:
         Infinite if infinite losses (PTR's delta0) alone weigh more than delta.
         """
         delta = open_unit("delta", delta)
-        if max(each.distance for each in compositions(schedule)) <= delta:
-            return 0.0
         bounds = []
         for both in self._ways(schedule):
+            if max(each.distance for each in both) <= delta:
+                return 0.0
             # The direction that is likely to be worse goes first. For the other it is enough to be no worse.
             worse, other = sorted(both, key=lambda each: -each.approximate_epsilon(delta))
             found = worse.epsilon(delta)
@@ -72,16 +82,27 @@ class PLDAccountant:
             counts[line.profile, line.rate] += line.count
         lines = [Line(*kind, count) for kind, count in counts.items() if count <= MAX_COUNT]
         if len(lines) == len(counts) and any(line.is_adaptive for line in lines):
-            parts = [[part for line in lines for part in line.parts(way, self.shared)] for way in DIRECTIONS]
+            most = OPERATIONS if self.shared or self.places == MAX_PLACES else ROUGHLY
+            parts = [[part for line in lines for part in line.parts(way, self.shared, most)] for way in DIRECTIONS]
             yield [Composition(each, self.places) for each in parts]
             if self.shared and all(count == 1 for each in parts for _, count in each):
                 return  # the optimum's own curve, or the few of several lines: the sum would say no less
+            if not any(isinstance(line.profile, BoundedRange) for line in lines):
+                return  # one release's losses are a curve as well
         yield compositions(schedule, self.places)
 
 
 def compositions(schedule: Sequence[Line], places: int = MAX_PLACES) -> list[Composition]:
     """The sum of the releases' losses if one owner is removed, and if one is added."""
     return [Composition([(line.losses(way), line.count) for line in schedule], places) for way in DIRECTIONS]
+
+
+def approximate_epsilon(schedule: Sequence[Line], delta: float) -> float:
+    """About the epsilon of a schedule, in milliseconds: a guess for searches, no bound."""
+    typical = []
+    for way in DIRECTIONS:
+        typical.append(Composition([(line.profile.typical(line.rate, way), line.count) for line in schedule]))
+    return max(each.approximate_epsilon(delta) for each in typical)
 
 
 # -- second opinions ---------------------------------------------------------------------------------------------------

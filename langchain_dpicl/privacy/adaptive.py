@@ -1,4 +1,7 @@
-"""Optimal adaptive composition of equal bounded-range releases, certified.
+"""Optimal adaptive composition of equal releases of one family of pairs, certified.
+
+The family here is that of a bounded range (`RangePairs`); `bits` has that of one-bit votes. Of a family the proofs need
+that an adversary's choices are its pairs and their mixtures: E[r V(a / r)] is jointly convex in both laws.
 
 One release. An owner takes part with probability q. Fix all other coins; if the owner takes part, let l be the ratio of
 an output's probability with the owner to that without. Bounded range: l lies in an interval [L, e^eps0 L] that holds 1.
@@ -39,6 +42,8 @@ The curve becomes atoms at its corners (connect the dots), for `Composition`.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -47,8 +52,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from langchain_dpicl.privacy.losses import FloatArray, Losses, mixed
 
-OPERATIONS = 2e7
+OPERATIONS = 4e7
 """The most values (places times trials times releases) of one curve: less than half a second."""
+
+ROUGHLY = 4e6
+"""The same for curves of a search, which are bounds too, but looser."""
 
 _INTERVALS = 32
 """Intervals between trials of tau. They cost about a quarter of a per cent of epsilon."""
@@ -61,6 +69,9 @@ _COARSEST = 0.3
 
 _WIDE = 1000
 """Places on either side of the grid of one release of several mechanisms."""
+
+_WINDOW = 201
+"""Places of a binomial law that `at_least` looks at."""
 
 _TAIL = 55.0
 """A grid ends where delta is below e^-55. What lies above counts as an infinite loss."""
@@ -93,46 +104,166 @@ def rung(count: int) -> int:
     return -(-count >> shift) << shift
 
 
-def blocks(eps0: float, rate: float, count: int, direction: Literal["remove", "add"], shared: bool = False) -> Parts:
-    """Pairs whose composition dominates ``count`` adaptive releases of range ``eps0``, and how often each occurs.
+class Trials:
+    """The pairs of one release that are tried, each of two ratios r with and without the owner, the larger one first.
 
-    One pair if its curve takes at most `OPERATIONS`, else blocks of powers of two. Empty if two are too many.
+    Attributes
+    ----------
+    log_u, log_v
+        The logarithms of the ratios, after amplification.
+    of_u, of_v
+        Their weights, without the owner.
+    beyond
+        The distance in total variation of the pairs that are left out, at most.
+    error
+        A bound on the relative error of the logarithms.
+    """
+
+    def __init__(
+        self,
+        ratios: tuple[FloatArray, FloatArray],
+        weights: tuple[FloatArray, FloatArray],
+        error: float = _RATIO_ERROR,
+        beyond: float = 0.0,
+    ) -> None:
+        self.log_u, self.log_v = ratios
+        self.of_u, self.of_v = weights
+        self.error = error
+        self.beyond = beyond
+        self.highest = float(self.log_u.max())
+        self.lowest = float(self.log_v.min())
+
+    def bounds(self, at_u: FloatArray, at_v: FloatArray) -> FloatArray:
+        """Bounds on E[F(r)] whose maximum covers the family, for a convex F of these values at u and v.
+
+        It may overwrite them.
+        """
+        column = (-1,) + (1,) * (at_u.ndim - 1)
+        mean = self.of_u.reshape(column) * at_u
+        mean += self.of_v.reshape(column) * at_v
+        return mean
+
+
+class Pairs(ABC):
+    """A family of pairs, one of which an adversary chooses at each release."""
+
+    @property
+    def composes(self) -> bool:
+        """False if several releases are as well composed by the sum of their losses."""
+        return True
+
+    @abstractmethod
+    def trials(self, rate: float) -> Trials:
+        """The pairs to try at this rate."""
+
+    @abstractmethod
+    def deviation(self, rate: float) -> float:
+        """About the standard deviation of one release's loss: it only says how fine a grid is."""
+
+
+@dataclass(frozen=True)
+class RangePairs(Pairs):
+    """Every pair of a bounded range."""
+
+    eps0: float
+
+    @property
+    def composes(self) -> bool:
+        return self.eps0 <= _LARGEST
+
+    def trials(self, rate: float) -> Trials:
+        return RangeTrials(self.eps0, rate, _tau(self.eps0))
+
+    def deviation(self, rate: float) -> float:
+        highest = math.log1p(rate * math.expm1(self.eps0))
+        lowest = -math.log1p(rate * math.expm1(-self.eps0))
+        return min(rate * math.sinh(0.5 * self.eps0), 0.5 * (highest + lowest))
+
+
+def blocks(
+    pairs: Pairs,
+    rate: float,
+    count: int,
+    direction: Literal["remove", "add"],
+    shared: bool = False,
+    most: float | None = None,
+) -> Parts:
+    """Pairs whose composition dominates ``count`` adaptive releases of a family, and how often each occurs.
+
+    One pair if its curve takes at most ``most`` operations (`OPERATIONS`), else blocks of
+    powers of two. Empty if two are too many.
     ``shared``: the curves of all counts that are a `rung` come from one recursion, on the grid of the largest block.
     That takes a hundredth of the time, and costs about a tenth of a per cent of epsilon.
     """
-    size = count if eps0 <= _LARGEST else 1
-    fits = size == 1 or operations(eps0, rate, count) <= OPERATIONS
+    most = most or OPERATIONS
+    size = count if pairs.composes else 1
+    fits = size == 1 or operations(pairs, rate, count, most) <= most
     if shared and fits and _FEW < size == rung(size):
-        return [(_pair(eps0, rate, max(size, _largest_block(eps0, rate)), size, direction), 1)]
+        return [(_pair(pairs, rate, max(size, _largest_block(pairs, rate, most)), most, size, direction), 1)]
     if not fits:
-        size = _largest_block(eps0, rate)
+        size = _largest_block(pairs, rate, most)
     parts: Parts = []
     largest = size
     while largest > 1 and count:
         if count >= size:
-            parts.append((_pair(eps0, rate, largest, size, direction), count // size))
+            parts.append((_pair(pairs, rate, largest, most, size, direction), count // size))
             count %= size
         size //= 2
     return parts
 
 
+def at_least(pairs: Pairs, rate: float, count: int, epsilon: float) -> float:
+    """About the largest delta of one pair at all of so many releases, which no bound can be below.
+
+    With k of n outcomes above, the loss is k log u + (n - k) log v.
+    """
+    from scipy.special import gammaln
+
+    trials = _trials(pairs, rate)
+    held = (trials.of_u > 0.0) & (trials.of_v > 0.0)
+    log_u, log_v, of_u, of_v = (each[held, None] for each in (trials.log_u, trials.log_v, trials.of_u, trials.of_v))
+    found = 0.0
+    for weight in (of_u, of_u * np.exp(log_u)):  # the outcomes that count without the owner, and with it
+        middle = count * weight
+        places = np.round(middle + np.linspace(-1.0, 1.0, _WINDOW) * (6.5 * np.sqrt(middle) + 25.0))
+        places = np.clip(places, 0.0, count)
+        apart = np.diff(places, append=places[:, -1:] + 1.0)  # 0 for a place that occurs again
+        logs = gammaln(count + 1.0) - gammaln(places + 1.0) - gammaln(count - places + 1.0)
+        logs += places * np.log(of_u) + (count - places) * np.log(of_v)
+        loss = np.clip(places * log_u + (count - places) * log_v, -_FURTHEST, _FURTHEST)
+        remove = apart * np.exp(logs + loss) * np.maximum(-np.expm1(np.minimum(epsilon - loss, 0.0)), 0.0)
+        add = apart * np.exp(logs) * np.maximum(-np.expm1(np.minimum(epsilon + loss, 0.0)), 0.0)
+        found = max(found, float(remove.sum(axis=1).max()), float(add.sum(axis=1).max()))
+    return found
+
+
+def one_release(pairs: Pairs, rate: float, direction: Literal["remove", "add"]) -> Losses:
+    """The pair of one release's curve."""
+    return _pair(pairs, rate, 1, OPERATIONS, 1, direction)
+
+
 @lru_cache(maxsize=256)
-def _largest_block(eps0: float, rate: float) -> int:
-    """The largest power of two of releases whose curve takes at most `OPERATIONS`."""
+def _largest_block(pairs: Pairs, rate: float, most: float) -> int:
+    """The largest power of two of releases whose curve takes at most so many operations."""
     size = 1
-    while operations(eps0, rate, 2 * size) <= OPERATIONS:
+    while operations(pairs, rate, 2 * size, most) <= most:
         size *= 2
     return size
 
 
-def operations(eps0: float, rate: float, count: int) -> float:
-    """Return the number of values that the curve of so many releases takes."""
-    below, above, _ = _grid(eps0, rate, count)
-    return (below + above + 1.0) * (_INTERVALS + 1) * count
+def operations(pairs: Pairs, rate: float, count: int, most: float) -> float:
+    """Return the number of values that the curve of so many releases takes, if it aims at no more than ``most``."""
+    below, above, _ = _grid(pairs, rate, count, most)
+    return (below + above + 1.0) * _trials(pairs, rate).of_u.size * count
 
 
-class _Trials:
-    """The two ratios for several tau, by their logarithms (u above, v below), and their weights.
+@lru_cache(maxsize=64)
+def _trials(pairs: Pairs, rate: float) -> Trials:
+    return pairs.trials(rate)
+
+
+class RangeTrials(Trials):
+    """Of a bounded range, for several tau.
 
     For l = e^(eps0 - tau) and l = e^-tau the ratios are u and v, each 1 - q + q l. Their weights have sum 1 and give l
     the mean 1:
@@ -141,31 +272,30 @@ class _Trials:
     """
 
     def __init__(self, eps0: float, rate: float, tau: FloatArray) -> None:
-        self.log_u, self.log_v = eps0 - tau, -tau
+        ratios = eps0 - tau, -tau
         if rate < 1.0:
-            self.log_u = mixed(self.log_u, rate)
-            self.log_v = mixed(self.log_v, rate)
-        self._of_u = np.expm1(tau) / math.expm1(eps0)
-        self._of_v = np.exp(tau) * np.expm1(eps0 - tau) / math.expm1(eps0)
+            ratios = mixed(ratios[0], rate), mixed(ratios[1], rate)
+        of_u = np.expm1(tau) / math.expm1(eps0)
+        of_v = np.exp(tau) * np.expm1(eps0 - tau) / math.expm1(eps0)
+        super().__init__(ratios, (of_u, of_v))
         self._factor = math.exp(eps0)
         self._share = np.tanh(0.25 * np.diff(tau)) / math.expm1(eps0)
 
-    def bounds(self, at_u: FloatArray, at_v: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """E[F(r)] for each tau, and bounds on it between every two, for a convex F of these values at u and v.
+    def bounds(self, at_u: FloatArray, at_v: FloatArray) -> FloatArray:
+        """Bounds on E[F(r)] between every two tau.
 
         u and v are linear in rho = e^-tau, so between two trials F is at most its chords A + B rho and A' + B' rho, and
         E[F] at most alpha + beta / rho + gamma rho with gamma = (e^eps0 B' - B) / (e^eps0 - 1). As a function of 1/rho
         that is at most its chord, plus -gamma (root - root')^2 if gamma < 0, with the roots of both rho.
         """
-        column = (-1,) + (1,) * (at_u.ndim - 1)
-        mean = self._of_u.reshape(column) * at_u
-        mean += self._of_v.reshape(column) * at_v
+        mean = super().bounds(at_u, at_v)
         at_u -= self._factor * at_v
         bend = at_u[:-1] - at_u[1:]
+        column = (-1,) + (1,) * (at_u.ndim - 1)
         bend *= self._share.reshape(column)  # (root - root')^2 / (rho - rho') is tanh of a quarter of the difference
         np.maximum(bend, 0.0, out=bend)
         bend += np.maximum(mean[1:], mean[:-1])
-        return mean, bend
+        return bend
 
 
 def _tau(eps0: float, intervals: int = _INTERVALS) -> FloatArray:
@@ -176,26 +306,25 @@ def _tau(eps0: float, intervals: int = _INTERVALS) -> FloatArray:
 
 
 @lru_cache(maxsize=256)
-def _moments(eps0: float, rate: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _moments(pairs: Pairs, rate: float) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Orders, and about log E[r^(1 + order)] and log E[r^-order] of one release: they only say how wide a grid is."""
-    trials = _Trials(eps0, rate, _tau(eps0))
-    orders = np.geomspace(0.05, 1e4, 40) / (trials.log_u[0] - trials.log_v[-1])
+    trials = _trials(pairs, rate)
+    orders = np.geomspace(0.05, 1e4, 40) / (trials.highest - trials.lowest)
     found = []
     for powers in (1.0 + orders, -orders):
         of_u = np.multiply.outer(trials.log_u, powers)
         of_v = np.multiply.outer(trials.log_v, powers)
         tops = np.maximum(of_u, of_v).max(axis=0)
-        _, bounds = trials.bounds(np.exp(of_u - tops), np.exp(of_v - tops))
+        bounds = trials.bounds(np.exp(of_u - tops), np.exp(of_v - tops))
         found.append(tops + np.log(np.maximum(bounds.max(axis=0), 1e-300)))
     return orders, found[0], found[1]
 
 
-def _grid(eps0: float, rate: float, count: int) -> tuple[int, int, float]:
+def _grid(pairs: Pairs, rate: float, count: int, most: float) -> tuple[int, int, float]:
     """Places below and above 0, and the step, of a grid for the losses of so many releases."""
-    orders, above, below = _moments(eps0, rate)
-    highest = math.log1p(rate * math.expm1(eps0))
-    lowest = -math.log1p(rate * math.expm1(-eps0))
-    deviation = min(rate * math.sinh(0.5 * eps0), 0.5 * (highest + lowest))
+    orders, above, below = _moments(pairs, rate)
+    trials = _trials(pairs, rate)
+    deviation = pairs.deviation(rate)
 
     # Chernoff's bound on a tail of e^-`_TAIL`, the least over the orders; no loss exceeds count * most
     def end(most: float, logs: FloatArray, step: float) -> float:
@@ -204,20 +333,20 @@ def _grid(eps0: float, rate: float, count: int) -> tuple[int, int, float]:
         return min(count * (most + step), float(chernoff.min()), _FURTHEST)
 
     def ends(step: float) -> tuple[float, float]:
-        return end(lowest, below, step), end(highest, above, step)
+        return end(-trials.lowest, below, step), end(trials.highest, above, step)
 
     step = _FINENESS * deviation * min(1.0, count / 64.0)
-    places = min(max(2500.0, OPERATIONS / (_INTERVALS + 1) / count), 10_000.0)
+    places = min(max(2500.0, most / trials.of_u.size / count), 10_000.0)
     step = max(step, min(sum(ends(step)) / places, _COARSEST * deviation))
     low, high = ends(step)
     return math.ceil(low / step) + 1, math.ceil(high / step) + 1, step
 
 
 @lru_cache(maxsize=32)
-def _curves(eps0: float, rate: float, count: int) -> dict[int, FloatArray]:
+def _curves(pairs: Pairs, rate: float, count: int, most: float) -> dict[int, FloatArray]:
     """V_n - V_0 on the grid of ``count``, for n = count and every `rung` below it."""
-    below, above, step = _grid(eps0, rate, count)
-    one = _Step(_Trials(eps0, rate, _tau(eps0)), below, above, step)
+    below, above, step = _grid(pairs, rate, count, most)
+    one = _Step(_trials(pairs, rate), below, above, step)
     values = np.zeros(below + above + 1)
     kept = {}
     for n in range(1, count + 1):
@@ -230,31 +359,32 @@ def _curves(eps0: float, rate: float, count: int) -> dict[int, FloatArray]:
 class _Step:
     """One step of the recursion: from V_(n-1) - V_0 on a grid to an upper bound on V_n - V_0."""
 
-    def __init__(self, trials: _Trials, below: int, above: int, step: float) -> None:
+    def __init__(self, trials: Trials, below: int, above: int, step: float) -> None:
         places = np.asarray(np.arange(-below, above + 1) * step, np.float64)
         self._trials = trials
-        self._reach = math.ceil(max(trials.log_u[0], -trials.log_v[-1]) / step * (1.0 + _RATIO_ERROR)) + 2
+        self._reach = math.ceil(max(trials.highest, -trials.lowest) / step * (1.0 + trials.error)) + 2
         ratios = (trials.log_u, trials.log_v)
         self._sides = [
-            (0, [_Filter(log_r, places[:below], step, -1.0) for log_r in ratios]),
-            (below, [_Filter(log_r, places[below:], step, 1.0) for log_r in ratios]),
+            (0, [_Filter(log_r, places[:below], step, -trials.error) for log_r in ratios]),
+            (below, [_Filter(log_r, places[below:], step, trials.error) for log_r in ratios]),
         ]
 
     def __call__(self, values: FloatArray) -> FloatArray:
         padded = np.pad(values, self._reach, mode="edge")
         bounds = [
-            self._trials.bounds(*(of_ratio(padded, self._reach + at) for of_ratio in filters))[1]
+            self._trials.bounds(*(of_ratio(padded, self._reach + at) for of_ratio in filters))
             for at, filters in self._sides
         ]
         values = np.concatenate([each.max(axis=0) for each in bounds]) * (1.0 + _STEP_ERROR)
+        values += self._trials.beyond
         return np.maximum(values, 1e-280, out=values)  # denormal numbers are slow
 
 
 class _Filter:
     """F(r) for each trial's ratio r and each of some places a on one side of 1.
 
-    ``sign`` is 1 for a >= 1, where F(r) = r V(a / r) grows with r, and -1 for a < 1, where F(r) = r V(a / r) - r + a
-    falls: r is rounded that way.
+    The sign of ``error`` is + for a >= 1, where F(r) = r V(a / r) grows with r, and - for a < 1, where F(r) =
+    r V(a / r) - r + a falls: r is rounded that way.
 
     With ``moves`` the whole steps in log r, and t its rest, log(a / r) lies t steps below the place that is ``moves``
     below a. The chord in a gives the place below it the share s, and the place above it 1 - s:
@@ -264,8 +394,9 @@ class _Filter:
     Both count times r. The corner is F(r) for V_0: r - a for 1 <= a < r, and a - r for r < a < 1.
     """
 
-    def __init__(self, log_r: FloatArray, places: FloatArray, step: float, sign: float) -> None:
-        log_r = log_r + sign * _RATIO_ERROR * np.abs(log_r)
+    def __init__(self, log_r: FloatArray, places: FloatArray, step: float, error: float) -> None:
+        log_r = log_r + error * np.abs(log_r)
+        sign = math.copysign(1.0, error)
         moves = np.floor(log_r / step)
         share = np.expm1((moves - log_r / step) * step) / math.expm1(-step)
         self._places = places.size
@@ -290,10 +421,17 @@ class _Filter:
 
 
 @lru_cache(maxsize=256)
-def _pair(eps0: float, rate: float, count: int, size: int, direction: Literal["remove", "add"]) -> Losses:
+def _pair(
+    pairs: Pairs,
+    rate: float,
+    count: int,
+    most: float,
+    size: int,
+    direction: Literal["remove", "add"],
+) -> Losses:
     """The pair of the curve of ``size`` releases, on the grid of ``count``."""
-    below, above, step = _grid(eps0, rate, count)
-    return _atoms(_curves(eps0, rate, count)[size], below, above, step, direction)
+    below, above, step = _grid(pairs, rate, count, most)
+    return _atoms(_curves(pairs, rate, count, most)[size], below, above, step, direction)
 
 
 @lru_cache(maxsize=256)
@@ -310,7 +448,7 @@ def together(ranges: tuple[float, ...], direction: Literal["remove", "add"]) -> 
     step = total / _WIDE
     values = np.zeros(2 * _WIDE + 3)
     intervals = int(min(max(OPERATIONS / (8.0 * values.size * len(ranges)), _INTERVALS), 16 * _INTERVALS))
-    trials = {each: _Trials(each, 1.0, _tau(each, intervals)) for each in ranges}
+    trials = {each: RangeTrials(each, 1.0, _tau(each, intervals)) for each in ranges}
     steps = {each: _Step(trials[each], _WIDE + 1, _WIDE + 1, step) for each in trials}
     for each in ranges:
         values = steps[each](values)

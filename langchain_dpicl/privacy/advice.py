@@ -96,7 +96,7 @@ def poor(noise: VoteNoise, votes: float, labels: int, epsilon: float, head: tupl
     )
     if head is not None:
         owners, delta = head
-        sigma = about(epsilon, delta, LineRequest(HEAD, 1.0, 1))
+        sigma = about(epsilon, delta, LineRequest(HEAD, 1.0, 1)) or Head.high
         if (spared := head_left(owners, sigma, head_steps(), EMBEDDED)) > left + 0.1:
             text += f"; a PrivateHead, fitted once on {owners:,} owners, would lose about {1.0 - spared:.0%}"
     return f"{text}. `dpicl advise` compares"

@@ -17,8 +17,8 @@ from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
 from langchain_dpicl.privacy.checks import real, whole
 from langchain_dpicl.privacy.lines import LineRequest, PlanLine
 from langchain_dpicl.privacy.mechanisms import OWN_CALLS
-from langchain_dpicl.privacy.solving import solve
-from langchain_dpicl.privacy.votes import EXPONENTIAL, GAUSSIAN, LEAD, VoteNoise
+from langchain_dpicl.privacy.solving import about, solve
+from langchain_dpicl.privacy.votes import BIT, EXPONENTIAL, GAUSSIAN, LEAD, VoteNoise
 
 OVERTURNED = 0.1
 """Above this chance that noise overturns a unanimous vote, a plan is refused unless its user accepts the noise."""
@@ -136,16 +136,21 @@ def best_of(found: dict[str, tuple[float, float]]) -> str:
     return min(found, key=lambda name: found[name][1], default=GAUSSIAN)
 
 
+def vote_mechanisms(labels: int) -> tuple[str, ...]:
+    """The mechanisms of a vote that gives out its winner."""
+    return (EXPONENTIAL, GAUSSIAN, BIT) if labels == 2 else (EXPONENTIAL, GAUSSIAN)
+
+
 def compared(
     epsilon: float, delta: float, count: int, rate: float, crowd: Crowd, labels: int, lead: float = LEAD
 ) -> dict[str, tuple[float, float]]:
-    """Both mechanisms of a vote: their noise, and how likely it overturns a winner ahead by ``lead`` of the votes.
+    """The mechanisms of a vote: about their noise, and how likely it overturns a winner ahead by ``lead`` of the votes.
 
     A mechanism that no noise makes private enough is left out.
     """
     found = {}
-    for name in (EXPONENTIAL, GAUSSIAN):
-        parameter = _noise(epsilon, delta, LineRequest(name, rate, count, options=options_of(crowd)))
+    for name in vote_mechanisms(labels):
+        parameter = about(epsilon, delta, LineRequest(name, rate, count, options=options_of(crowd)))
         if parameter is not None:
             noise = VoteNoise(name, parameter, crowd.own_calls)
             found[name] = parameter, noise.flip(crowd.ahead_by(lead), labels)

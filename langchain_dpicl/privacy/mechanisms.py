@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy.bits import BitPairs, half_gaussian, integers
 from langchain_dpicl.privacy.checks import FrozenMapping
 from langchain_dpicl.privacy.mechanism import Mechanism, Options, count, flag, number, numbers, round_digits
 from langchain_dpicl.privacy.profile import (
@@ -20,11 +21,12 @@ from langchain_dpicl.privacy.profile import (
     BoundedRanges,
     DiscreteGaussian,
     Gaussian,
+    OneBit,
     Profile,
     ProposeTestRelease,
     lattice_multiplier,
 )
-from langchain_dpicl.privacy.votes import EXPONENTIAL, VoteNoise, flip_probability
+from langchain_dpicl.privacy.votes import BIT, EXPONENTIAL, VoteNoise, flip_probability
 
 OWN_CALLS = "own_calls"
 """The option of a mechanism whose outputs may be of one owner each."""
@@ -33,6 +35,10 @@ PARTS = 32
 """The most mechanisms of one structured answer."""
 
 _LEAST_MEAN = 0.11
+
+_LEAST_BIT = 0.25
+_MOST_BIT = 200.0
+"""Between these sigma the pairs of one bit are listed."""
 
 
 def _lattice(step: float) -> Any:
@@ -104,10 +110,40 @@ class NoisyCounts(_NoisySum, _OfOutputs):
 
 @dataclass(frozen=True)
 class Vote(NoisyCounts):
-    """The winner of the noisy counts: post-processing of `NoisyCounts`."""
+    """The winner of the noisy counts, or the abstentions: post-processing of `NoisyCounts`.
+
+    With own calls one count moves, and given the others it wins from a threshold on: one bit (`bits.integers`).
+    """
 
     name = "vote"
     words = f"the winner of {_NOISY_COUNTS}"
+
+    def build(self, parameter: float) -> Profile:
+        if self.own_calls and _LEAST_BIT <= parameter <= _MOST_BIT:
+            return OneBit(BitPairs(integers, parameter))
+        return super().build(parameter)
+
+
+@dataclass(frozen=True)
+class VoteBit(_OfOutputs):
+    """The winner of two labels: whether c1 - c2 + X >= 0, with X discrete Gaussian on the half-integers.
+
+    A lead moves by 2 if an output is replaced, and by 1 with own calls. Abstentions are no outcome.
+    """
+
+    name = BIT
+    parameter = "sigma"
+    low = _LEAST_BIT
+    high = _MOST_BIT
+    noisier = +1
+    neighbours = "one member's output replaced: a lead moves by 2 (own_calls: one output added or removed, by 1)"
+    words = "the winner of two labels by their counts' difference plus half-integer Gaussian noise of sigma {p:g}"
+
+    def build(self, parameter: float) -> Profile:
+        return OneBit(BitPairs(half_gaussian, parameter, 1 if self.own_calls else 2))
+
+    def flip(self, parameter: float, votes: int, outcomes: int) -> float:
+        return VoteNoise(self.name, parameter, self.own_calls).flip(votes, outcomes)
 
 
 @dataclass(frozen=True)
@@ -360,6 +396,7 @@ class Head(Mechanism):
 
 _ALL: tuple[type[Mechanism], ...] = (
     Vote,
+    VoteBit,
     NoisyCounts,
     VoteEM,
     Embedding,

@@ -28,7 +28,9 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import adaptive
+from langchain_dpicl.privacy.adaptive import Pairs, RangePairs
 from langchain_dpicl.privacy.adaptive import rung as rung
+from langchain_dpicl.privacy.bits import BitPairs
 from langchain_dpicl.privacy.checks import positive, probability, real, whole
 from langchain_dpicl.privacy.losses import FloatArray, Losses, from_tails
 
@@ -61,6 +63,15 @@ class Profile(ABC):
     @abstractmethod
     def losses(self, direction: Direction = "remove") -> Losses:
         """Atoms of a pair that dominates this direction: its delta is at least `direction_delta` everywhere."""
+
+    @property
+    def pairs(self) -> Pairs | None:
+        """The pairs of one release among which an adversary chooses, if several are composed adaptively. None: one."""
+        return None
+
+    def typical(self, rate: float, direction: Direction) -> Losses:
+        """One release's losses after amplification, or about these: a guess for searches, no bound."""
+        return _losses(self, rate, direction)
 
     def delta(self, epsilon: ArrayLike) -> FloatArray:
         """The worse of the two directions at eps."""
@@ -175,22 +186,32 @@ class Line:
 
     @property
     def is_adaptive(self) -> bool:
-        """True if `parts` knows more than one release's losses: several releases of a bounded range."""
-        return isinstance(self.profile, BoundedRange) and self.count > 1
+        """True if `parts` knows more than one release's losses: several releases of a family of pairs."""
+        return self.profile.pairs is not None and self.count > 1
 
-    def parts(self, direction: Direction, shared: bool = False) -> adaptive.Parts:
+    def lower_bound(self, epsilon: float) -> float:
+        """About the least delta that the releases of a family can cost at epsilon; 0 for another profile."""
+        pairs = self.profile.pairs
+        if pairs is None or not self.count:
+            return 0.0
+        return adaptive.at_least(pairs, Subsampled(self.profile, self.rate).covered_rate, self.count, epsilon)
+
+    def parts(self, direction: Direction, shared: bool = False, most: float | None = None) -> adaptive.Parts:
         """Pairs that together dominate all releases, and how often each occurs.
 
-        Of a bounded range these are the pairs of `adaptive.blocks` (on a ``shared`` grid), else one release's losses.
+        Of a family these are the pairs of `adaptive.blocks` (on a ``shared`` grid, by at ``most`` so many operations),
+        else one release's losses.
         """
         parts: adaptive.Parts = []
-        if isinstance(self.profile, BoundedRange) and self.is_adaptive:
+        pairs = self.profile.pairs
+        if pairs is not None and self.is_adaptive:
             parts = adaptive.blocks(
-                self.profile.eps0,
+                pairs,
                 Subsampled(self.profile, self.rate).covered_rate,
                 self.count,
                 direction,
                 shared,
+                most,
             )
         return parts or [(self.losses(direction), self.count)]
 
@@ -304,6 +325,16 @@ class BoundedRange(SymmetricProfile):
     def __post_init__(self) -> None:
         object.__setattr__(self, "eps0", real("eps0", self.eps0, above=0.0, at_most=200.0))
 
+    @property
+    def pairs(self) -> Pairs:
+        return RangePairs(self.eps0)
+
+    def typical(self, rate: float, direction: Direction) -> Losses:
+        """The losses of the pair in the middle, which decides if many releases do."""
+        if self.eps0 > 20.0:
+            return super().typical(rate, direction)
+        return _of_one(adaptive.RangeTrials(self.eps0, rate, np.array([0.5 * self.eps0])), 0, direction)
+
     def _delta(self, epsilon: FloatArray) -> FloatArray:
         inside = np.expm1(np.minimum(epsilon - self.eps0, 0.0) / 2.0)
         return np.asarray(inside**2 / -math.expm1(-self.eps0))
@@ -332,6 +363,48 @@ class BoundedRanges(Profile):
 
     def losses(self, direction: Direction = "remove") -> Losses:
         return adaptive.together(self.ranges, direction)
+
+
+@dataclass(frozen=True)
+class OneBit(Profile):
+    """One bit of a family: a vote of two labels, or the winner of one whose noisy counts move one at a time (`bits`).
+
+    delta(eps) is the largest of the family's pairs. Neighbours: ``pairs.moves`` says how far an owner moves a lead.
+    """
+
+    family: BitPairs
+
+    @property
+    def pairs(self) -> BitPairs:
+        return self.family
+
+    def direction_delta(self, epsilon: ArrayLike, direction: Direction) -> FloatArray:
+        a = np.exp(np.minimum(np.asarray(epsilon, np.float64), 700.0))[..., None]
+        trials = self.family.trials(1.0)
+        found = []
+        for log_r, weight in ((trials.log_u, trials.of_u), (trials.log_v, trials.of_v)):
+            present, absent = weight * np.exp(log_r), weight
+            if direction == "add":
+                present, absent = absent, present
+            found.append(np.maximum(present - a * absent, 0.0))
+        return np.asarray(np.minimum((found[0] + found[1]).max(axis=-1) + trials.beyond, 1.0))
+
+    def losses(self, direction: Direction = "remove") -> Losses:
+        return adaptive.one_release(self.family, 1.0, direction)
+
+    def typical(self, rate: float, direction: Direction) -> Losses:
+        """The losses of the pair in the middle, which decides if many releases do."""
+        trials = self.family.trials(rate)
+        return _of_one(trials, int(np.abs(trials.of_u - trials.of_v).argmin()), direction)
+
+
+def _of_one(trials: adaptive.Trials, place: int, direction: Direction) -> Losses:
+    """The losses of one of these pairs."""
+    losses = np.array([trials.log_v[place], trials.log_u[place]])
+    absent = np.array([trials.of_v[place], trials.of_u[place]])
+    if direction == "add":
+        return Losses(-losses[::-1], absent[::-1], 0.0)
+    return Losses(losses, absent * np.exp(losses), 0.0)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from langchain_dpicl.errors import InfeasiblePlan, InvalidParameter
-from langchain_dpicl.privacy.accountant import PLDAccountant, compositions
+from langchain_dpicl.privacy.accountant import PLDAccountant, approximate_epsilon, compositions
 from langchain_dpicl.privacy.checks import open_unit, real
 from langchain_dpicl.privacy.composition import MAX_PLACES
 from langchain_dpicl.privacy.lines import LineRequest, check_lines
@@ -30,7 +30,7 @@ _COARSE = 1 << 17
 _FINEST = 4
 """The number of levels that are tried on the finest grids, once one keeps the promise."""
 
-_LOOSE = 0.02
+_LOOSE = 0.006
 """The search on the finest grids stops when at most this share of epsilon is unused."""
 
 
@@ -73,7 +73,7 @@ def _least_noise(
         return accountant(places).epsilon(_schedule(lines, at(level)), delta)
 
     def approximate(level: float) -> float:
-        return max(each.approximate_epsilon(delta) for each in compositions(_schedule(lines, at(level))))
+        return approximate_epsilon(_schedule(lines, at(level)), delta)
 
     if sum(line.count * line.rate for line in lines) < delta and certified(MAX_PLACES, high) <= epsilon:
         return tuple(at(high))  # an owner takes part in any release with a probability below delta
@@ -82,7 +82,10 @@ def _least_noise(
     aim = epsilon
     coarse = _Search(epsilon, low, high, 0.02, _WASTE)
     for _ in range(3):
-        guess = _crossing(approximate, aim, guess, low, high)
+        if len(lines) == 1:
+            guess, _ = _about(aim, delta, lines[0])
+        else:
+            guess = _crossing(approximate, aim, guess, low, high)
         guess = guess if coarse.may_hold(guess) else coarse.guess()
         excess = coarse.tried(guess, certified(_COARSE, guess))
         if coarse.is_over:
@@ -160,19 +163,27 @@ class _Search:
         return min(max(guess, self.low), self.high)
 
 
-def about(epsilon: float, delta: float, line: LineRequest) -> float:
-    """The noise parameter of a plan of this line alone, roughly: for comparisons, since nothing certifies it.
+def about(epsilon: float, delta: float, line: LineRequest) -> float | None:
+    """The noise parameter of a plan of this line alone, within some per cent: for comparisons, nothing certifies it.
 
-    Takes milliseconds, where `solve` may take a second. Knows nothing of optimal adaptive composition: the eps0 of a
-    bounded range is up to 15 % too small.
+    Takes milliseconds, where `solve` may take a second. None if no noise is enough.
     """
+    level, excess = _about(epsilon, delta, line)
+    return line.family.at_coordinate(level) if excess <= 0.05 else None
+
+
+def _about(epsilon: float, delta: float, line: LineRequest) -> tuple[float, float]:
+    """The level of `about`, and what is left of the difference from the promise there."""
     family = line.family
 
-    def approximate(level: float) -> float:
-        both = compositions([line.line(family.at_coordinate(level))])
-        return max(each.approximate_epsilon(delta) for each in both)
+    def excess(level: float) -> float:
+        one = line.line(family.at_coordinate(level))
+        if one.profile.pairs is not None:
+            return math.log(max(one.lower_bound(epsilon) / delta, 1e-30))
+        return approximate_epsilon([one], delta) / epsilon - 1.0
 
-    return family.at_coordinate(_crossing(approximate, epsilon, 0.0, *family.coordinates(), width=0.2))
+    level = _crossing(excess, 0.0, 0.0, *family.coordinates(), width=0.2)
+    return level, excess(level)
 
 
 def _path(
@@ -195,7 +206,7 @@ def _path(
 
     def one(line: LineRequest, level: float) -> float:
         def loss(coordinate: float) -> float:
-            losses = line.line(line.family.at_coordinate(coordinate)).losses("remove")
+            losses = line.family.profile(line.family.at_coordinate(coordinate)).typical(line.rate, "remove")
             return math.log(max(line.count * losses.log_moment(order), 1e-300))
 
         return line.family.at_coordinate(

@@ -14,6 +14,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_dpicl.privacy.bits import half_gaussian, tails
 from langchain_dpicl.privacy.checks import positive, whole
 
 FALSE_RATE = 1e-6
@@ -123,7 +124,10 @@ def flip_probability(sigma: float, margin: int, labels: int = 2) -> float:
 GAUSSIAN, EXPONENTIAL = "vote", "vote-em"
 """The mechanisms of a vote that gives out its winner alone."""
 
-VOTES = (GAUSSIAN, EXPONENTIAL, "scores")
+BIT = "vote-bit"
+"""The mechanism of a vote of two labels whose noise is on their difference: abstentions are no outcome of it."""
+
+VOTES = (GAUSSIAN, EXPONENTIAL, BIT, "scores")
 
 LEAD = 0.3
 """The share of the votes by which a winner is expected to lead, unless told otherwise."""
@@ -134,7 +138,7 @@ _GUMBEL = math.pi**2 / 6.0
 
 @dataclass(frozen=True)
 class VoteNoise:
-    """The noise of a vote under a plan's line: ``mechanism`` is `GAUSSIAN` (or "scores"), or `EXPONENTIAL`."""
+    """The noise of a vote under a plan's line. ``mechanism``: one of `VOTES`."""
 
     mechanism: str
     parameter: float
@@ -145,11 +149,23 @@ class VoteNoise:
         """r of an exponential vote, exp(r count). A range of eps0 takes eps0 / 2 if two counts move, eps0 if one."""
         return self.parameter if self.own_calls else self.parameter / 2.0
 
+    @property
+    def tails(self) -> NDArray[np.float64]:
+        """Of one bit: the probability that the label behind wins, by the lead; the last holds for all larger ones."""
+        return tails(half_gaussian, self.parameter)
+
+    def overturned(self, lead: int) -> float:
+        """Of one bit: the probability that the label behind wins, exactly as it is drawn."""
+        found = self.tails
+        return float(found[min(lead, found.size - 1)])
+
     def flip(self, margin: int, labels: int) -> float:
         """Chance that noise takes the win from a label that leads every other by ``margin``: at most this.
 
         Of an exponential vote exactly (labels - 1) / (labels - 1 + e^(r margin)), if all others are runners-up.
         """
+        if self.mechanism == BIT:
+            return self.overturned(whole("margin", margin, at_least=0))
         if self.mechanism != EXPONENTIAL:
             return flip_probability(self.parameter, margin, labels)
         whole("margin", margin, at_least=0)
@@ -175,6 +191,8 @@ class VoteNoise:
         that is 1 / (1 + labels e^(-r (A - t))).
         """
         abstaining = members if abstaining is None else abstaining
+        if self.mechanism == BIT:
+            return 0.0
         if self.mechanism != EXPONENTIAL:
             return told_probability(members, self.parameter, labels, abstaining=abstaining)
         above = self.rate * (abstaining - self.abstention_count(members, labels))
@@ -189,5 +207,9 @@ class VoteNoise:
         lead M and -lead M is exp(2 lead M / variance) for each vote.
         """
         right = lead + (1.0 - lead) / labels
-        noise = _GUMBEL / self.rate**2 if self.mechanism == EXPONENTIAL else self.parameter**2
+        noise = self.parameter**2
+        if self.mechanism == EXPONENTIAL:
+            noise = _GUMBEL / self.rate**2
+        elif self.mechanism == BIT:  # of the difference
+            noise = 0.5 * self.parameter**2
         return 2.0 * lead * expected / ((2.0 * right - lead) * expected + 2.0 * noise)

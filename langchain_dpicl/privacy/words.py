@@ -9,6 +9,7 @@ from langchain_dpicl.privacy.checks import whole
 from langchain_dpicl.privacy.choice import Crowd, compared
 from langchain_dpicl.privacy.lines import PlanLine
 from langchain_dpicl.privacy.votes import (
+    BIT,
     EXPONENTIAL,
     FALSE_RATE,
     GAUSSIAN,
@@ -19,7 +20,11 @@ from langchain_dpicl.privacy.votes import (
     told_probability,
 )
 
-NAMES = {EXPONENTIAL: "the exponential mechanism", GAUSSIAN: "Gaussian noise"}
+NAMES = {
+    EXPONENTIAL: "the exponential mechanism",
+    GAUSSIAN: "Gaussian noise",
+    BIT: "Gaussian noise on the difference",
+}
 
 
 def said_of_outputs(
@@ -44,7 +49,7 @@ def said_of_outputs(
     if line.mechanism not in VOTES:
         return found
     noise = VoteNoise(line.mechanism, line.parameter, line.own_calls)
-    if line.mechanism != EXPONENTIAL:
+    if line.mechanism not in (EXPONENTIAL, BIT):
         found["noise_multiplier"] = line.parameter / (1.0 if line.own_calls else 2.0**0.5)
     if not margins and crowd is not None:
         margins = sorted({crowd.ahead_by(part) for part in (0.1, 0.3, 0.5, 1.0)})

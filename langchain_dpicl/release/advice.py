@@ -40,7 +40,7 @@ def poor_plan(release: object, line: PlanLine | None = None) -> str | None:
         if labels is None:
             asked = LineRequest(release.mechanism, selector.rate or 1.0, count)
             bound = about(epsilon, delta, asked) if line is None else line.parameter
-            return few_owners(selector) or poor_range(bound)
+            return few_owners(selector) or (None if bound is None else poor_range(bound))
         if line is not None:
             owners = line.owners
             crowd = selector.crowd(line.rate, owners)
@@ -49,15 +49,13 @@ def poor_plan(release: object, line: PlanLine | None = None) -> str | None:
             rate = selector.let_plan_choose(partial(best_rate, epsilon, delta, count, selector.members))
             owners = selector.owners
             crowd = selector.crowd(rate, owners)
-            noises = [
-                VoteNoise(
-                    name,
-                    about(epsilon, delta, LineRequest(name, rate, count, options=options_of(crowd))),
-                    crowd.own_calls,
-                )
-                for name in release.choices
-                if name in VOTES
-            ]
+            noises = []
+            for name in filter(VOTES.__contains__, release.choices):
+                parameter = about(epsilon, delta, LineRequest(name, rate, count, options=options_of(crowd)))
+                if parameter is not None:
+                    noises.append(VoteNoise(name, parameter, crowd.own_calls))
+            if not noises:
+                return None
     except DPICLError:  # whatever is wrong with the plan, its first use says so
         return None
     best = max(noises, key=lambda noise: vote_left(noise, crowd.expected, labels))

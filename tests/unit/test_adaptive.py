@@ -21,6 +21,7 @@ from scipy.stats import binom
 
 from langchain_dpicl.privacy import BoundedRange, Gaussian, Line, PLDAccountant, adaptive
 from langchain_dpicl.privacy.accountant import compositions
+from langchain_dpicl.privacy.adaptive import RangePairs
 from langchain_dpicl.privacy.composition import Composition
 from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.profile import DIRECTIONS, BoundedRanges, Direction
@@ -209,11 +210,11 @@ def test_it_is_never_worse_than_the_sum_of_one_releases_losses(
 
 def test_ten_thousand_releases_take_blocks() -> None:
     """Their size follows from a count of operations: the same plan has the same parts on every machine."""
-    eps0, rate = 1.9, 40 / 6920
+    pairs, rate = RangePairs(1.9), 40 / 6920
     adaptive._curves.cache_clear()
     adaptive._pair.cache_clear()
-    parts = adaptive.blocks(eps0, rate, 10_000, "remove")
-    size = max(n for n in (2**i for i in range(12)) if adaptive.operations(eps0, rate, n) <= adaptive.OPERATIONS)
+    parts = adaptive.blocks(pairs, rate, 10_000, "remove")
+    size = max(n for n in (2**i for i in range(12)) if adaptive.operations(pairs, rate, n) <= adaptive.OPERATIONS)
     assert size >= 64
     blocks, rest = divmod(10_000, size)
     assert [count for _, count in parts] == [blocks] + [1] * rest.bit_count()
@@ -309,7 +310,7 @@ def test_moments_are_those_of_the_best_of_many_pairs(eps0: float, rate: float, o
 def test_the_logarithm_of_a_ratio_is_as_exact_as_its_bound_says(rate: float) -> None:
     """Against 60 digits. For q near 1 the two terms of a ratio below 1 cancel in log1p(q (e^l - 1)), up to 5e-10."""
     eps0, tau = 20.0, np.linspace(0.0, 20.0, 161)
-    trials = adaptive._Trials(eps0, rate, tau)
+    trials = adaptive.RangeTrials(eps0, rate, tau)
     with localcontext(prec=60):
         for found, losses in ((trials.log_u, [Decimal(eps0) - Decimal(t) for t in tau]), (trials.log_v, tau)):
             sign = 1 if found is trials.log_u else -1
@@ -345,12 +346,12 @@ def test_what_lies_beyond_the_ends_of_a_grid_is_paid(monkeypatch: pytest.MonkeyP
     eps0, rate = 2.0, 0.3
     cached = (adaptive._curves, adaptive._pair, adaptive._moments)
     monkeypatch.setattr(adaptive, "_TAIL", 1.0)
-    below, above, step = adaptive._grid(eps0, rate, 3)
+    below, above, step = adaptive._grid(RangePairs(eps0), rate, 3)
     a = np.exp(np.array([1.5 * above, *(above * np.linspace(0, 1, 9)), *(-below * np.linspace(0, 1, 9))]) * step)
     for each in cached:
         each.cache_clear()
     found = [bound(eps0, rate, 3, direction, a) for direction in DIRECTIONS]
-    pair = adaptive._pair(eps0, rate, 3, 3, "remove")
+    pair = adaptive._pair(RangePairs(eps0), rate, 3, 3, "remove")
     for each in cached:
         each.cache_clear()
     assert pair.infinity > 1e-3

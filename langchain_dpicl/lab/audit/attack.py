@@ -39,6 +39,7 @@ from langchain_dpicl.privacy.checks import open_unit, probability, real, whole
 from langchain_dpicl.privacy.choice import Crowd, options_of
 from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.profile import Direction
+from langchain_dpicl.privacy.votes import BIT
 
 Canary = Literal["outputs", "owner"]
 
@@ -83,6 +84,9 @@ CASES: dict[str, Attacked] = _stated() | {
     "tokens": Attacked("tokens", tokens_cases),
     "vote-prior": Attacked("vote", partial(vote_cases, has_prior=True)),
     "vote-em": Attacked("vote-em", vote_cases),
+    "vote-bit": Attacked(BIT, vote_cases),
+    "vote-bit-own-calls": Attacked(BIT, vote_cases, own_calls=True),
+    "vote-bit-prior": Attacked(BIT, partial(vote_cases, has_prior=True), own_calls=True),
     "vote-own-calls": Attacked("vote", partial(vote_cases, labels=MORE_LABELS), own_calls=True),
     "vote-em-own-calls": Attacked("vote-em", vote_cases, own_calls=True),
     "vote-em-prior": Attacked("vote-em", partial(vote_cases, has_prior=True), own_calls=True),

@@ -29,7 +29,7 @@ from langchain_dpicl.lab.audit.draws import BlockRandomness
 from langchain_dpicl.privacy.choice import Crowd
 from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.mechanisms import OWN_CALLS
-from langchain_dpicl.privacy.votes import EXPONENTIAL, VoteNoise, discrete_gaussian
+from langchain_dpicl.privacy.votes import BIT, EXPONENTIAL, VoteNoise, discrete_gaussian
 
 SURE = 30.0
 """A log-likelihood ratio of an outcome that the other data set practically never shows."""
@@ -145,6 +145,10 @@ def _behind(setting: Setting, labels: int, behind: FloatArray) -> FloatArray:
     if setting.mechanism == EXPONENTIAL:
         rate = VoteNoise(setting.mechanism, setting.parameter, setting.own_calls).rate
         return np.asarray(expit(-rate * behind - math.log(labels - 1)), np.float64)
+    if setting.mechanism == BIT:
+        tails = VoteNoise(BIT, setting.parameter).tails
+        places = np.arange(1 - tails.size, tails.size)
+        return np.asarray(np.interp(behind, places, np.concatenate([1.0 - tails[:0:-1], tails])), np.float64)
     noise, weights = discrete_gaussian(setting.parameter)
     below = np.cumsum(weights) - weights / 2.0
     at = np.interp(np.subtract.outer(noise, behind).ravel(), noise, below, 0.0, 1.0).reshape(-1, len(behind))

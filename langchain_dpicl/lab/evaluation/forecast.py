@@ -27,9 +27,10 @@ from langchain_dpicl.lab.evaluation.heads import descended
 from langchain_dpicl.once.steps import LATTICE, FeatureMap, Floats, OwnedRecords
 from langchain_dpicl.privacy.advice import HEAD
 from langchain_dpicl.privacy.choice import OVERTURNED
+from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.privacy.solving import about
-from langchain_dpicl.privacy.votes import EXPONENTIAL, VoteNoise
+from langchain_dpicl.privacy.votes import BIT, EXPONENTIAL, VoteNoise
 from langchain_dpicl.store.records import Vectors
 
 SHARES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25)
@@ -81,7 +82,7 @@ class PublicRecords:
             near = Nearness(bar, task.eligible(max(1.0, float((pairs >= bar).mean()) * task.owners)))
             way = Way.of(method, replace(task, gate=float(near.eligible), near=float(near.eligible)))
             parameter = about(epsilon, task.delta, way.line(EXPONENTIAL, task.owners))
-            noise = VoteNoise(EXPONENTIAL, parameter, True)
+            noise = VoteNoise(EXPONENTIAL, parameter or MECHANISMS[EXPONENTIAL].low, True)
             certain = way.crowd is not None and noise.flip(int(way.crowd.expected), task.labels) <= OVERTURNED
             found.append((certain, self._votes(method, task, way, noise, near).mean(), near))
         return max(found, key=lambda each: each[:2])[2]
@@ -118,6 +119,11 @@ class PublicRecords:
         if noise.mechanism == EXPONENTIAL:
             silent = np.full((*draws.shape[:2], 1), -noise.rate * noise.abstention_count(crowd.members, self.among))
             chances = softmax(np.concatenate([noise.rate * draws, silent], axis=2), axis=2)[:, :, : self.among]
+        elif noise.mechanism == BIT:
+            lead = np.rint(draws[:, :, 0] - draws[:, :, 1]).astype(np.int64)
+            behind = noise.tails[np.minimum(np.abs(lead), noise.tails.size - 1)]
+            first = np.where(lead > 0, 1.0 - behind, behind)
+            chances = np.stack([first, 1.0 - first], axis=2)
         else:
             noisy = draws + np.rint(ndtri(_uniforms(_DRAWS, *counts.shape)) * noise.parameter)
             best = noisy == noisy.max(axis=2, keepdims=True)

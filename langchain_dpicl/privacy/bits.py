@@ -1,0 +1,159 @@
+"""One-bit votes: which of two labels wins, and nothing else.
+
+Mechanism. Let d be the lead of the first label: its votes less the second's, a whole number, with whole public votes of
+a prior. The release is one bit, 1 with probability f(d), where f grows and f(-d) = 1 - f(d). A law here is the list of
+all values of f between two ends, beyond which f stays as it is (`half_gaussian`).
+
+Pairs. Given everybody's else votes and coins, an owner who takes part moves d by at most ``moves``: by 1 if its output
+is added, by 2 if it replaces another one. So its pair is that of two coins, f(d + moves) with the owner and f(d)
+without; a smaller move's pair is between, and a mixture of this one and of the pair that shows nothing. An owner who
+votes for the second label has the pair 1 - f(d - moves) = f(moves - d) and 1 - f(d) = f(-d): the other bit's
+probabilities, a pair of the family too. Votes of others that nobody sees make mixtures of these pairs, which show no
+more (E[r V(a / r)] is jointly convex in both laws). So `adaptive` composes the family {f(d + moves), f(d)}.
+
+The same family serves a vote among more labels by Gaussian noise on every count, if no more than the winner is released
+and an owner moves ONE count (`integers`): given the other noisy counts and the coin for ties, the label (or the
+abstention) whose count moves wins from a threshold on, and otherwise a fixed other outcome does. Every rule that
+compares numbers which do not fall in this count, and which the other counts do not enter, has one threshold.
+
+Sources: Balle, Barthe and Gaboardi 2018 (mixtures); Canonne, Kamath and Steinke 2020 (discrete Gaussian).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from langchain_dpicl.privacy.adaptive import Pairs, Trials
+from langchain_dpicl.privacy.losses import FloatArray, mixed
+
+Law = Callable[[float], FloatArray]
+"""From a noise parameter to the values of f, ascending: the i-th from below and the i-th from above add up to 1."""
+
+LEAST = 2.0**-40
+"""A law ends before f is closer to 0 or 1: a label with a larger lead loses with this probability, about."""
+
+_ERROR = 1e-10
+"""A bound on the relative error of a ratio's logarithm, from that of a law's values (1e-13), up to sigma = 200."""
+
+_REACH = 9.0
+"""`integers` ends at so many sigma, with 1e-19 of the mass beyond."""
+
+_MOST = 40
+"""More pairs than these are covered by fewer."""
+
+_SLACK = 0.004
+"""The share by which pairs in the middle may be made wider to cover those between."""
+
+
+def tails(law: Law, parameter: float) -> FloatArray:
+    """P(the label behind wins), by the lead: from 1/2 at 0 to the last one, which holds for every larger lead."""
+    levels = law(parameter)
+    return levels[levels.size // 2 :: -1]
+
+
+@lru_cache(maxsize=256)
+def half_gaussian(sigma: float) -> FloatArray:
+    """f(d) = P(X < d), X on the half-integers k + 1/2 with probability proportional to exp(-X^2 / (2 sigma^2))."""
+    places = np.arange(math.ceil(14.0 * sigma) + 3) + 0.5
+    above = _summed(np.exp(-0.5 * (places / sigma) ** 2))
+    return _symmetric(0.5 * above / above[0])
+
+
+@lru_cache(maxsize=256)
+def integers(sigma: float) -> FloatArray:
+    """P(X >= t) by the threshold t, X being discrete Gaussian noise on the integers."""
+    places = np.arange(math.ceil((_REACH + 4.0) * sigma) + 3.0)
+    weights = np.exp(-0.5 * (places / sigma) ** 2)
+    above = _summed(weights)
+    above = above[1 : math.ceil(_REACH * sigma) + 2] / (above[0] + above[1])
+    return np.concatenate([above[::-1], 1.0 - above])
+
+
+def _summed(weights: FloatArray) -> FloatArray:
+    """The sums from each place to the end."""
+    return np.asarray(np.cumsum(weights[::-1])[::-1])
+
+
+def _symmetric(tails: FloatArray) -> FloatArray:
+    tails = tails[tails >= LEAST]
+    return np.concatenate([tails[::-1], 1.0 - tails[1:]])
+
+
+@dataclass(frozen=True)
+class BitPairs(Pairs):
+    """The pairs of coins f(d + ``moves``) with the owner and f(d) without, for every d, of a law with this noise."""
+
+    law: Law
+    parameter: float
+    moves: int = 1
+
+    def trials(self, rate: float) -> Trials:
+        high = self.law(self.parameter)
+        low = high[::-1]
+        here = slice(0, high.size - self.moves)
+        there = slice(self.moves, high.size)
+        gap = np.where(high[here] < 0.5, high[there] - high[here], low[here] - low[there])  # without cancelling
+        absent = high[here]
+        absent_low = low[here]
+        present_low = low[there]
+        if gap.size > _MOST:
+            kept, wider = _covering(absent, absent_low, gap)
+            absent = absent[kept]
+            absent_low = absent_low[kept]
+            gap = gap[kept] * wider
+            present_low = absent_low - gap
+        near = np.log1p(-np.minimum(gap / absent_low, 0.5))
+        ratios = np.log1p(gap / absent), np.where(gap < 0.5 * absent_low, near, np.log(present_low / absent_low))
+        if rate < 1.0:
+            ratios = mixed(ratios[0], rate), mixed(ratios[1], rate)
+        beyond = rate * float(high[0]) if self.law is integers else 0.0
+        return Trials(ratios, (absent, absent_low), _ERROR, beyond)
+
+    def deviation(self, rate: float) -> float:
+        trials = self.trials(rate)
+        return math.sqrt(float((trials.of_u * trials.log_u**2 + trials.of_v * trials.log_v**2).max()))
+
+
+def _covering(absent: FloatArray, absent_low: FloatArray, gap: FloatArray) -> tuple[list[int], FloatArray]:
+    """A few of the pairs, and the factors by which their gaps grow, so that mixtures of neighbours cover all others.
+
+    Let Q = f(d) and g = P - Q its gap. A mixture of kept pairs i and j with the Q of a pair between has its gap on the
+    chord from (Q_i, g_i) to (Q_j, g_j). If that is no smaller, the mixture's P is no smaller at the same Q,
+    so it dominates the pair between. Both ends grow by what the worst pair between needs. The middle, where many
+    releases are decided, may grow by `_SLACK`; the ends by more, and never so far that P comes near 1.
+    """
+    slack = np.minimum(0.05, _SLACK / np.sqrt(4.0 * absent * absent_low))
+    slack = np.minimum(slack, 0.5 * (absent_low / gap - 1.0))
+    kept = [0]
+    grown = [0.0]
+    last = gap.size - 1
+    while kept[-1] < last:
+        start = kept[-1]
+        end = start + 1
+        needed = 0.0
+        while end < last:
+            more = _needed(start, end + 1, absent, absent_low, gap)
+            if more > slack[start : end + 2].min():
+                break
+            end += 1
+            needed = more
+        grown[-1] = max(grown[-1], needed)
+        kept.append(end)
+        grown.append(needed)
+    return kept, 1.0 + np.array(grown) * (1.0 + 1e-6) + 1e-12
+
+
+def _needed(start: int, end: int, absent: FloatArray, absent_low: FloatArray, gap: FloatArray) -> float:
+    """The share by which a chord has to grow to cover the pairs between its ends."""
+    inner = slice(start + 1, end)
+    if absent[end] < 0.5:
+        share = (absent[inner] - absent[start]) / (absent[end] - absent[start])
+    else:
+        share = (absent_low[start] - absent_low[inner]) / (absent_low[start] - absent_low[end])
+    chord = gap[start] + share * (gap[end] - gap[start])
+    return max(0.0, float((gap[inner] / chord).max()) - 1.0)
