@@ -270,7 +270,7 @@ def remedies(task: Workload) -> list[tuple[str, str, float]]:
     found = []
     if task.features > DIRECTIONS:
         way = Way.of(HEAD, task)
-        sigma = about(MOST, task.delta, way.line(HEAD, task.owners))
+        (sigma,) = solve(MOST, task.delta, {HEAD: way.line(HEAD, task.owners)})
         with_texts, _ = _judged(replace(task, features=DIRECTIONS), way, HEAD, sigma)
         found.append(("some hundred public texts like your questions (--public)", HEAD, with_texts))
     people = ((least, method) for method in NEAR if (least := _least_owners(method, task, MOST, WORTH)) is not None)
@@ -299,8 +299,6 @@ def _choice(method: str, task: Workload, epsilon: float) -> Verdict:
         found = compared(epsilon, task.delta, way.count, way.rate, way.crowd, task.labels)
         mechanism = best_of(found)
         parameter, flip = found[mechanism]
-    elif method == HEAD:
-        (parameter,) = solve(epsilon, task.delta, {method: way.line(method, task.owners)})
     else:
         (parameter,) = solve(epsilon, task.delta, {method: way.line(method, task.owners)})
     line = PlanLine(**{**vars(way.line(mechanism, task.owners)), "parameter": parameter})
