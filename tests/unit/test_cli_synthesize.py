@@ -153,7 +153,7 @@ def test_a_failure_is_one_line_and_the_object_has_what_was_made(run: Run, model:
         (["--epsilon", "0"], "epsilon"),
         (["--shots", "1"], "--shots"),
         (["--limit", "0"], "--limit"),
-        (["--max-tokens", "0"], "max_tokens"),
+        (["--max-tokens", "0"], "--max-tokens="),
         (["--inputs", "absent.txt"], "--inputs"),
         (["--inputs", "absent.csv"], "absent.csv"),
         (["--data", "absent.jsonl"], "absent.jsonl"),
@@ -163,7 +163,7 @@ def test_a_failure_is_one_line_and_the_object_has_what_was_made(run: Run, model:
         ),
         (["--input-key", "body"], "'body'"),
         (["--output", "none/out.jsonl"], "output"),
-        (["--tokens", "0"], "releases"),
+        (["--tokens", "0"], "--tokens="),
     ],
 )
 def test_bad_arguments_are_one_line_and_cost_nothing(more: list[str], says: str, run: Run) -> None:
