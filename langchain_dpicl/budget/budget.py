@@ -154,7 +154,7 @@ class PrivacyBudget(Accounting, Closed):
                 if not is_name(line) or ":" in line:
                     raise InvalidParameter("releases", line, f'{NAME}, and none ":"')
                 if isinstance(value, LineRequest):
-                    chosen = {key: found for key, found in _values(value, {}).items() if found is not None}
+                    chosen = {key: found for key, found in terms.values_of(value, {}).items() if found is not None}
                     self._declared[line] = value, chosen
                     value = value.count
                 self.releases[line] = checks.whole(f"releases[{line!r}]", value)
@@ -172,17 +172,8 @@ class PrivacyBudget(Accounting, Closed):
             raise InvalidParameter("accept_noise", accept_noise, "True or False")
         self.accept_noise = accept_noise
         self._vets: dict[str, Callable[[PlanLine], None]] = {}
-        self._policy = Policy(
-            scope,
-            replay,
-            replay_patience,
-            keep_queries,
-            on_exhausted,
-            soft_limit,
-            on_soft_limit,
-            quota,
-            record_principals,
-        )
+        own = on_exhausted, soft_limit, on_soft_limit, quota, record_principals
+        self._policy = Policy(scope, replay, replay_patience, keep_queries, *own)
         if not is_name(name):
             raise InvalidParameter("name", name, NAME)
         self.name = name
@@ -281,7 +272,7 @@ class PrivacyBudget(Accounting, Closed):
             vars(self),
         )
         for name, (_, chosen) in self._given.items():
-            self._refuse_other(_values(plan.lines[name]), chosen)
+            self._refuse_other(terms.values_of(plan.lines[name]), chosen)
         marks = OwnerMarks(self._ledger, stored.id)  # of all lines: each of them has tickets of its own
         for name, line in plan.lines.items():
             tickets = TicketLine(marks, line.count) if self.tickets else None
@@ -321,14 +312,14 @@ class PrivacyBudget(Accounting, Closed):
             given = dict(options or {})
             stated = {**family_of(mechanism).undecided(), **given}
             asked = LineRequest(mechanism, rate, 1, options=stated, owners=owners if is_new else None)
-            chosen = {key: _values(asked)[key] for key in ("mechanism", *map(_option, given))}
+            chosen = {key: terms.values_of(asked)[key] for key in ("mechanism", *map(terms.option_name, given))}
             if rate_is_explicit:
                 chosen["rate"] = asked.rate
             name = self._name(line, mechanism)
             if not is_new:
                 if rate_is_explicit and owners is not None:
                     chosen["owners"] = owners
-                self._refuse_other(_values(self._lines[name].plan_line), chosen)
+                self._refuse_other(terms.values_of(self._lines[name].plan_line), chosen)
                 return
             request, before = self._declared.get(name, (asked, chosen))
             if words := terms.different(before, chosen):
@@ -416,7 +407,7 @@ class PrivacyBudget(Accounting, Closed):
         found = {}
         for name, (line, stated) in self._declared.items():
             choices = line.family.chosen(self.delta, line.rate, counts[name], alike[line.mechanism])
-            open_ones = {key: value for key, value in choices.items() if _option(key) not in stated}
+            open_ones = {key: value for key, value in choices.items() if terms.option_name(key) not in stated}
             found[name] = replace(line, count=counts[name], options={**line.options, **open_ones})
         return found
 
@@ -694,20 +685,3 @@ class PrivacyBudget(Accounting, Closed):
             f"PrivacyBudget(epsilon={self.epsilon:g}, delta={self.delta:g}, releases={self.releases}, "
             f"name={self.name!r}, spent={spent})"
         )
-
-
-def _values(line: LineRequest, defaults: Options | None = None) -> dict[str, object]:
-    """The values of a line that declarations may choose. ``owners``: the number that its rate was computed from."""
-    if defaults is None:
-        defaults = line.family.left_out()
-    return {
-        "mechanism": line.mechanism,
-        "rate": line.rate,
-        "owners": line.owners,
-        "weight": line.weight,
-        **{_option(key): value for key, value in {**defaults, **line.options}.items()},
-    }
-
-
-def _option(name: str) -> str:
-    return f"options[{name!r}]"

@@ -15,7 +15,8 @@ from langchain_dpicl.budget.opening import is_behind
 from langchain_dpicl.budget.schema import ADVICE, StoredPlan
 from langchain_dpicl.budget.stored import StoredLedger
 from langchain_dpicl.errors import InvalidParameter, LedgerError, PlanMismatch
-from langchain_dpicl.privacy import Line, PLDAccountant, PrivacyPlan, checks
+from langchain_dpicl.privacy import Line, LineRequest, PLDAccountant, PrivacyPlan, checks
+from langchain_dpicl.privacy.mechanism import Options
 from langchain_dpicl.sql import NAME, is_name
 from langchain_dpicl.store.notes import OpenedBudget
 
@@ -129,6 +130,23 @@ def different(known: Mapping[str, object], asked: Mapping[str, object]) -> str:
     """The values that are not as asked, in words; "" if all are. Only values that both have are compared."""
     names = [name for name in known if name in asked and known[name] != asked[name]]
     return ", ".join(f"{name} {known[name]!r} (asked: {asked[name]!r})" for name in names)
+
+
+def values_of(line: LineRequest, defaults: Options | None = None) -> dict[str, object]:
+    """The values of a line that declarations may choose. ``owners``: the number that its rate was computed from."""
+    if defaults is None:
+        defaults = line.family.left_out()
+    return {
+        "mechanism": line.mechanism,
+        "rate": line.rate,
+        "owners": line.owners,
+        "weight": line.weight,
+        **{option_name(key): value for key, value in {**defaults, **line.options}.items()},
+    }
+
+
+def option_name(name: str) -> str:
+    return f"options[{name!r}]"
 
 
 # -- receipts ----------------------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ class Trials:
         return mean
 
 
-class Pairs(ABC):
+class PairFamily(ABC):
     """A family of pairs, one of which an adversary chooses at each release."""
 
     @property
@@ -162,7 +162,7 @@ class Pairs(ABC):
 
 
 @dataclass(frozen=True)
-class RangePairs(Pairs):
+class RangePairs(PairFamily):
     """Every pair of a bounded range."""
 
     eps0: float
@@ -181,7 +181,7 @@ class RangePairs(Pairs):
 
 
 def blocks(
-    pairs: Pairs,
+    pairs: PairFamily,
     rate: float,
     count: int,
     direction: Literal["remove", "add"],
@@ -212,7 +212,7 @@ def blocks(
     return parts
 
 
-def at_least(pairs: Pairs, rate: float, count: int, epsilon: float) -> float:
+def at_least(pairs: PairFamily, rate: float, count: int, epsilon: float) -> float:
     """About the largest delta of one pair at all of so many releases, which no bound can be below.
 
     With k of n outcomes above, the loss is k log u + (n - k) log v.
@@ -237,13 +237,13 @@ def at_least(pairs: Pairs, rate: float, count: int, epsilon: float) -> float:
     return found
 
 
-def one_release(pairs: Pairs, rate: float, direction: Literal["remove", "add"]) -> Losses:
+def one_release(pairs: PairFamily, rate: float, direction: Literal["remove", "add"]) -> Losses:
     """The pair of one release's curve."""
     return _pair(pairs, rate, 1, OPERATIONS, 1, direction)
 
 
 @lru_cache(maxsize=256)
-def _largest_block(pairs: Pairs, rate: float, most: float) -> int:
+def _largest_block(pairs: PairFamily, rate: float, most: float) -> int:
     """The largest power of two of releases whose curve takes at most so many operations."""
     size = 1
     while operations(pairs, rate, 2 * size, most) <= most:
@@ -251,14 +251,14 @@ def _largest_block(pairs: Pairs, rate: float, most: float) -> int:
     return size
 
 
-def operations(pairs: Pairs, rate: float, count: int, most: float) -> float:
+def operations(pairs: PairFamily, rate: float, count: int, most: float) -> float:
     """Return the number of values that the curve of so many releases takes, if it aims at no more than ``most``."""
     below, above, _ = _grid(pairs, rate, count, most)
     return (below + above + 1.0) * _trials(pairs, rate).of_u.size * count
 
 
 @lru_cache(maxsize=64)
-def _trials(pairs: Pairs, rate: float) -> Trials:
+def _trials(pairs: PairFamily, rate: float) -> Trials:
     return pairs.trials(rate)
 
 
@@ -306,7 +306,7 @@ def _tau(eps0: float, intervals: int = _INTERVALS) -> FloatArray:
 
 
 @lru_cache(maxsize=256)
-def _moments(pairs: Pairs, rate: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _moments(pairs: PairFamily, rate: float) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Orders, and about log E[r^(1 + order)] and log E[r^-order] of one release: they only say how wide a grid is."""
     trials = _trials(pairs, rate)
     orders = np.geomspace(0.05, 1e4, 40) / (trials.highest - trials.lowest)
@@ -320,7 +320,7 @@ def _moments(pairs: Pairs, rate: float) -> tuple[FloatArray, FloatArray, FloatAr
     return orders, found[0], found[1]
 
 
-def _grid(pairs: Pairs, rate: float, count: int, most: float) -> tuple[int, int, float]:
+def _grid(pairs: PairFamily, rate: float, count: int, most: float) -> tuple[int, int, float]:
     """Places below and above 0, and the step, of a grid for the losses of so many releases."""
     orders, above, below = _moments(pairs, rate)
     trials = _trials(pairs, rate)
@@ -343,7 +343,7 @@ def _grid(pairs: Pairs, rate: float, count: int, most: float) -> tuple[int, int,
 
 
 @lru_cache(maxsize=32)
-def _curves(pairs: Pairs, rate: float, count: int, most: float) -> dict[int, FloatArray]:
+def _curves(pairs: PairFamily, rate: float, count: int, most: float) -> dict[int, FloatArray]:
     """V_n - V_0 on the grid of ``count``, for n = count and every `rung` below it."""
     below, above, step = _grid(pairs, rate, count, most)
     one = _Step(_trials(pairs, rate), below, above, step)
@@ -422,7 +422,7 @@ class _Filter:
 
 @lru_cache(maxsize=256)
 def _pair(
-    pairs: Pairs,
+    pairs: PairFamily,
     rate: float,
     count: int,
     most: float,

@@ -28,7 +28,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from langchain_dpicl.privacy.adaptive import Pairs, Trials
+from langchain_dpicl.privacy.adaptive import PairFamily, Trials
 from langchain_dpicl.privacy.losses import FloatArray, mixed
 
 Law = Callable[[float], FloatArray]
@@ -85,7 +85,7 @@ def _symmetric(tails: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class BitPairs(Pairs):
+class BitPairs(PairFamily):
     """The pairs of coins f(d + ``moves``) with the owner and f(d) without, for every d, of a law with this noise."""
 
     law: Law

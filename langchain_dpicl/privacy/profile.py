@@ -28,7 +28,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import adaptive
-from langchain_dpicl.privacy.adaptive import Pairs, RangePairs
+from langchain_dpicl.privacy.adaptive import PairFamily, RangePairs
 from langchain_dpicl.privacy.adaptive import rung as rung
 from langchain_dpicl.privacy.bits import BitPairs
 from langchain_dpicl.privacy.checks import positive, probability, real, whole
@@ -65,7 +65,7 @@ class Profile(ABC):
         """Atoms of a pair that dominates this direction: its delta is at least `direction_delta` everywhere."""
 
     @property
-    def pairs(self) -> Pairs | None:
+    def pairs(self) -> PairFamily | None:
         """The pairs of one release among which an adversary chooses, if several are composed adaptively. None: one."""
         return None
 
@@ -326,7 +326,7 @@ class BoundedRange(SymmetricProfile):
         object.__setattr__(self, "eps0", real("eps0", self.eps0, above=0.0, at_most=200.0))
 
     @property
-    def pairs(self) -> Pairs:
+    def pairs(self) -> PairFamily:
         return RangePairs(self.eps0)
 
     def typical(self, rate: float, direction: Direction) -> Losses:
