@@ -30,7 +30,7 @@ _COARSE = 1 << 17
 _FINEST = 4
 """The number of levels that are tried on the finest grids, once one keeps the promise."""
 
-_LOOSE = 0.006
+_LOOSE = 0.004
 """The search on the finest grids stops when at most this share of epsilon is unused."""
 
 
