@@ -40,7 +40,7 @@ from langchain_dpicl.privacy.lines import LineRequest, PlanLine
 from langchain_dpicl.privacy.plan import PrivacyPlan
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.privacy.solving import about, solve
-from langchain_dpicl.privacy.votes import VoteNoise
+from langchain_dpicl.privacy.votes import LEAD, VoteNoise
 
 LABEL_VOTE, GATED, BLIND, TOKENS = "label vote", "gated ensemble", "blind ensemble", "tokens"
 
@@ -298,9 +298,9 @@ def _choice(method: str, task: Workload, epsilon: float) -> Verdict:
     if way.crowd is not None:
         found = compared(epsilon, task.delta, way.count, way.rate, way.crowd, task.labels)
         mechanism = best_of(found)
-        parameter, flip = found[mechanism]
-    else:
-        (parameter,) = solve(epsilon, task.delta, {method: way.line(method, task.owners)})
+    (parameter,) = solve(epsilon, task.delta, {method: way.line(mechanism, task.owners)})
+    if way.crowd is not None:
+        flip = VoteNoise(mechanism, parameter, way.crowd.own_calls).flip(way.crowd.ahead_by(LEAD), task.labels)
     line = PlanLine(**{**vars(way.line(mechanism, task.owners)), "parameter": parameter})
     left, feasible = _judged(task, way, mechanism, parameter)
     least = _first(EPSILONS, lambda each: _state(method, task, each) >= WORTH)

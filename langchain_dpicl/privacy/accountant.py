@@ -20,7 +20,7 @@ import numpy as np
 
 from langchain_dpicl.errors import AccountingError
 from langchain_dpicl.extras import require
-from langchain_dpicl.privacy.adaptive import OPERATIONS, ROUGHLY
+from langchain_dpicl.privacy import adaptive
 from langchain_dpicl.privacy.checks import open_unit, positive, real
 from langchain_dpicl.privacy.composition import MAX_PLACES, Composition
 from langchain_dpicl.privacy.losses import FloatArray, Losses, SummedLosses
@@ -82,7 +82,7 @@ class PLDAccountant:
             counts[line.profile, line.rate] += line.count
         lines = [Line(*kind, count) for kind, count in counts.items() if count <= MAX_COUNT]
         if len(lines) == len(counts) and any(line.is_adaptive for line in lines):
-            most = OPERATIONS if self.shared or self.places == MAX_PLACES else ROUGHLY
+            most = adaptive.OPERATIONS if self.shared or self.places == MAX_PLACES else adaptive.ROUGHLY
             parts = [[part for line in lines for part in line.parts(way, self.shared, most)] for way in DIRECTIONS]
             yield [Composition(each, self.places) for each in parts]
             if self.shared and all(count == 1 for each in parts for _, count in each):

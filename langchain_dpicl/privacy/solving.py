@@ -168,7 +168,8 @@ def about(epsilon: float, delta: float, line: LineRequest) -> float | None:
 
     Takes milliseconds, where `solve` may take a second. None if no noise is enough.
     """
-    level, excess = _about(epsilon, delta, line)
+    epsilon = real("epsilon", epsilon, above=0.0, at_most=1000.0)
+    level, excess = _about(epsilon, open_unit("delta", delta), line)
     return line.family.at_coordinate(level) if excess <= 0.05 else None
 
 

@@ -171,13 +171,13 @@ def test_a_method_is_worth_it_from_its_least_epsilon_on_and_feasible_from_its_le
     assert not compare(task.with_owners(there.least_owners // 2), 2.0, [method])[0].feasible
 
 
-def test_the_rough_noise_is_near_to_the_plans_and_never_less() -> None:
+def test_the_rough_noise_is_near_to_the_plans() -> None:
     task = Workload(2000, 3, 500, 5e-5)
-    for method, mechanism, most in ((HEAD, HEAD, 1.05), (BLIND, "vote-em", 1.25), (BLIND, "vote", 1.1)):
+    for method, mechanism, most in ((HEAD, HEAD, 1.05), (BLIND, "vote-em", 1.05), (BLIND, "vote", 1.05)):
         line = Way.of(method, task).line(mechanism, task.owners)
         rough, (certified,) = about(1.0, 5e-5, line), solve(1.0, 5e-5, {"line": line})
         ratio = rough / certified if line.family.noisier > 0 else certified / rough
-        assert 0.97 <= ratio <= most, (method, mechanism)
+        assert 0.92 <= ratio <= most, (method, mechanism)
 
 
 def chosen(method: str, left: float, feasible: bool = True) -> Verdict:

@@ -83,7 +83,7 @@ def test_public_texts_are_asked_for_before_anything_is_taken(data: Path, run: An
     assert code == 0
     assert out.startswith("First give --public FILE")
     Path("texts.txt").write_text("one\ntwo\n")
-    code, out, _ = run(*asked("--owners", 300, "--public", "texts.txt"))
+    code, out, _ = run(*asked("--owners", 1500, "--public", "texts.txt"))
     assert out.startswith("Take: the head")
     assert "--public texts.txt" in out
 

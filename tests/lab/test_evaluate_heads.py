@@ -130,9 +130,9 @@ def test_owners_near_to_a_query_vote_with_their_own_labels() -> None:
         ("label vote", 8.0, 50),
     ]
     assert (plain.mean("accuracy"), plain.facts) == (100.0, {"eligible": 12.0})
-    request = LineRequest("vote-em", 1.0, 50, options={"own_calls": 1.0})
+    request = LineRequest("vote-bit", 1.0, 50, options={"own_calls": 1.0})
     lines = PrivacyPlan.solve(epsilon=1.0, delta=1e-5, lines={"one": request}).lines
-    assert private[0].facts["eps0"] == lines["one"].parameter < private[1].facts["eps0"]
+    assert private[0].facts["sigma"] == lines["one"].parameter > private[1].facts["sigma"]
     assert (private[0].facts["tickets"], private[0].facts["rate"]) == (50.0, 1.0)
     assert private[0].mean("accuracy") < private[1].mean("accuracy") == 100.0 - private[1].facts["flipped"]
 

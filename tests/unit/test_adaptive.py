@@ -214,7 +214,11 @@ def test_ten_thousand_releases_take_blocks() -> None:
     adaptive._curves.cache_clear()
     adaptive._pair.cache_clear()
     parts = adaptive.blocks(pairs, rate, 10_000, "remove")
-    size = max(n for n in (2**i for i in range(12)) if adaptive.operations(pairs, rate, n) <= adaptive.OPERATIONS)
+    size = max(
+        n
+        for n in (2**i for i in range(12))
+        if adaptive.operations(pairs, rate, n, adaptive.OPERATIONS) <= adaptive.OPERATIONS
+    )
     assert size >= 64
     blocks, rest = divmod(10_000, size)
     assert [count for _, count in parts] == [blocks] + [1] * rest.bit_count()
@@ -346,12 +350,12 @@ def test_what_lies_beyond_the_ends_of_a_grid_is_paid(monkeypatch: pytest.MonkeyP
     eps0, rate = 2.0, 0.3
     cached = (adaptive._curves, adaptive._pair, adaptive._moments)
     monkeypatch.setattr(adaptive, "_TAIL", 1.0)
-    below, above, step = adaptive._grid(RangePairs(eps0), rate, 3)
+    below, above, step = adaptive._grid(RangePairs(eps0), rate, 3, adaptive.OPERATIONS)
     a = np.exp(np.array([1.5 * above, *(above * np.linspace(0, 1, 9)), *(-below * np.linspace(0, 1, 9))]) * step)
     for each in cached:
         each.cache_clear()
     found = [bound(eps0, rate, 3, direction, a) for direction in DIRECTIONS]
-    pair = adaptive._pair(RangePairs(eps0), rate, 3, 3, "remove")
+    pair = adaptive._pair(RangePairs(eps0), rate, 3, adaptive.OPERATIONS, 3, "remove")
     for each in cached:
         each.cache_clear()
     assert pair.infinity > 1e-3
