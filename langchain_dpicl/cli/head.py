@@ -56,7 +56,7 @@ def fit_options(parser: Any) -> None:
     --fits 12 --name NAME: a plan of 12 fits, one a month, frozen with the first; each has an --output of its own.
     Run the same command again to resume an interrupted fit; it is charged once. If --output is a head of these labels
     whose fit the ledger has under --name, and neither --data nor --public is newer than it, the command is done: it
-    fits and charges nothing. A fit that is refused makes no ledger, freezes no plan and writes no file.
+    fits and charges nothing. A fit that is refused makes no ledger, freezes no plan and writes no file but --store's.
     """
     add_run(parser, fit, releases="fits")
     add_private_data(parser, "text", "label")

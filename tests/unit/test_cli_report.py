@@ -31,7 +31,7 @@ def ask(embeddings: Any, url: str, **more: Any) -> PrivacyBudget:
     store = ExemplarStore.from_records(records, embeddings, progress=False)
     budget = PrivacyBudget(3.0, 1e-4, 10, url, "desk", **more)
     ensemble = PrivateEnsemble(PoissonExampleSelector(store, calls=20), RunnableLambda(lambda values: "a"))
-    chain = ensemble | DPAggregate(NoisyVote(["a", "b"]), budget, return_receipt=True)
+    chain = ensemble | DPAggregate(NoisyVote(["a", "b"], mechanism="vote-em"), budget, return_receipt=True)
     for number, who in enumerate((*CALLERS, CALLERS[0])):
         with acting_for(who):
             receipt = chain.invoke({"input": f"CANARY question {number}"})["receipt"]

@@ -23,6 +23,7 @@ from langchain_dpicl.serving.logs import ACCESS, LogLines
 
 KEYS = {name: new_key() for name in ("desk", "shop", "operator")}
 VOTED = {name: VOTE[name] for name in ("store", "release", "selector")}
+VOTED["release"] = {**VOTE["release"], "mechanism": "vote-em"}
 BUDGET = {"epsilon": 300, "delta": 1e-5, "releases": 30, "ledger": "sqlite:///budget.db"}
 PATHS = ("/tickets", "/team/reviews")
 SERVER: dict[str, Any] = {

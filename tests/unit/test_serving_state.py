@@ -174,14 +174,14 @@ def test_a_ticket_budget_has_no_end_and_its_loss_stays_at_the_plans(endless_of: 
 
 
 def test_a_question_changes_the_number_of_questions_and_what_follows_from_it(endless_of: Make) -> None:
-    chain = endless_of(["question 0"] * 6, releases=3)
+    chain = endless_of(["question 0"] * 6)
     chain.line()
     states = [budget_state([chain], None)]
     for _ in range(5):
         asked(chain, 1)
         states.append(budget_state([chain], None))
     for number, state in enumerate(states):
-        loss = chain.budget.plan.spent({"vote": min(number, 3)})
+        loss = chain.budget.plan.spent({"vote": min(number, 2)})
         line = {**states[0]["lines"]["vote"], "spent": number}
         assert state == {
             **states[0],

@@ -287,7 +287,7 @@ def test_another_key_in_the_place_of_the_key_is_not_overwritten(
     path.with_name("ledger.sqlite.key").write_text("00" * 32)
     for option in (["--dry-run"], []):
         code, _, err = run(capsys, path, *option)
-        assert (code, "key_file=" in err, "another key" in err) == (1, True, True)
+        assert (code, "--key-file=" in err, "another key" in err) == (1, True, True)
     assert content(path) == before
     assert run(capsys, path, "--key-file", tmp_path / "own.key")[0] == 0
     assert path.with_name("ledger.sqlite.key").read_text() == "00" * 32
