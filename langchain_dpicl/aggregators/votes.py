@@ -87,16 +87,14 @@ class NoisyVote(Aggregator[T]):
     falls by 1 and another rises by 1, or one moves, or none. So the L2 sensitivity is sqrt(2), and the loss at most
     that of the 2-fold composition of a sensitivity-1 discrete Gaussian; with r = eps0 / 2 log-probabilities differ by
     at most 2 r between outcomes, which is eps0-bounded range. With a call for every owner (``own_calls``) one output is
-    added or removed and no other changes: ONE count moves by 1, the Gaussian has sensitivity 1, and r = eps0. A
-    Gaussian vote that releases its winner alone is then one bit, which costs .71 to .87 of that (`bits.integers`). The
-    count of abstentions is one more count, and public factors on the outcomes change no ratio of probabilities.
+    added or removed and no other changes: ONE count moves by 1, the Gaussian has sensitivity 1, and r = eps0. The count
+    of abstentions is one more count, and public factors on the outcomes change no ratio of probabilities.
 
     "The members abstain" is a release, too (None), but not of one bit: if the noisy count of abstentions beats every
-    label's with its prior, less the largest prior, and reaches a threshold of public numbers, or as one more outcome of
-    the exponential vote with a public penalty. If fewer than half abstain it comes about with a probability of at most
-    1e-6 a release (`VoteNoise.abstention_count` has the proofs). So one bit, and few members under much noise, do not
-    tell (`tells`; `PrivacyPlan.explain` says so): then the ensemble finds a model that is down by public questions
-    instead.
+    label and reaches a threshold of public numbers, or as one more outcome of the exponential vote with a public
+    penalty. If fewer than half abstain it comes about with a probability of at most 1e-6 a release
+    (`VoteNoise.abstention_count` has the proofs). So one bit, and few members under much noise, do not tell (`tells`;
+    `PrivacyPlan.explain` says so): then the ensemble finds a model that is down by public questions instead.
 
     Parameters
     ----------
@@ -332,12 +330,13 @@ class NoisyVote(Aggregator[T]):
             return None if index == len(self.labels) else self.labels[index]
         noisy = counts + randomness.discrete_gaussian(parameter, len(counts))
         # From here on everything is a function of the noisy counts.
-        evidence = noisy[:-1] + (self._logs - self._logs.max()) / nats
-        if noisy[-1] >= reached and noisy[-1] > evidence.max():  # on the winner's scale: one threshold for each count
+        best = int(noisy[:-1].max())
+        if noisy[-1] > best and noisy[-1] >= reached:
             return None
         released = {label: int(count) for label, count in zip(self.labels, noisy, strict=False)}
         if self.scores:
             return released
+        evidence = noisy[:-1] + self._logs / nats
         winners = np.flatnonzero(evidence == evidence.max())
         winner = int(winners[int(randomness.integers(len(winners), 1)[0])])
         if not self.details:

@@ -31,9 +31,9 @@ What is computed is never below V:
 
 1. On a grid a = e^(j step): the chord between two places, the last value beyond the ends. Kept is the part
    V(a) - max(0, 1 - a): linear functions between places stay linear (1 is a place), and nothing cancels at either end.
-2. For the maximum over tau, see `_Trials.bounds`.
+2. For the maximum over tau, see `RangeTrials.bounds`.
 3. r V(a / r) grows with r, and r V(a / r) - r + a falls. The first serves for a >= 1 and the second for a < 1 (their
-   means are what is kept), with ratios moved by `_RATIO_ERROR` that way. All terms are positive, and `_STEP_ERROR`
+   means are what is kept), with ratios moved by their error that way. All terms are positive, and `_STEP_ERROR`
    covers the rounding of one step.
 
 The curve becomes atoms at its corners (connect the dots), for `Composition`.
@@ -113,8 +113,6 @@ class Trials:
         The logarithms of the ratios, after amplification.
     of_u, of_v
         Their weights, without the owner.
-    beyond
-        The distance in total variation of the pairs that are left out, at most.
     error
         A bound on the relative error of the logarithms.
     """
@@ -124,12 +122,10 @@ class Trials:
         ratios: tuple[FloatArray, FloatArray],
         weights: tuple[FloatArray, FloatArray],
         error: float = _RATIO_ERROR,
-        beyond: float = 0.0,
     ) -> None:
         self.log_u, self.log_v = ratios
         self.of_u, self.of_v = weights
         self.error = error
-        self.beyond = beyond
         self.highest = float(self.log_u.max())
         self.lowest = float(self.log_v.min())
 
@@ -376,7 +372,6 @@ class _Step:
             for at, filters in self._sides
         ]
         values = np.concatenate([each.max(axis=0) for each in bounds]) * (1.0 + _STEP_ERROR)
-        values += self._trials.beyond
         return np.maximum(values, 1e-280, out=values)  # denormal numbers are slow
 
 

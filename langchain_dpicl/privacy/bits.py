@@ -1,20 +1,16 @@
 """One-bit votes: which of two labels wins, and nothing else.
 
 Mechanism. Let d be the lead of the first label: its votes less the second's, a whole number, with whole public votes of
-a prior. The release is one bit, 1 with probability f(d), where f grows and f(-d) = 1 - f(d). A law here is the list of
-all values of f between two ends, beyond which f stays as it is (`half_gaussian`).
+a prior. The release is one bit, 1 with probability f(d) = P(X < d) for discrete Gaussian noise X on the half-integers:
+f grows, and f(-d) = 1 - f(d). From where f is nearly 0 or 1 (`LEAST`) it stays as it is.
 
-Pairs. Given everybody's else votes and coins, an owner who takes part moves d by at most ``moves``: by 1 if its output
+Pairs. Given everybody else's votes and coins, an owner who takes part moves d by at most ``moves``: by 1 if its output
 is added, by 2 if it replaces another one. So its pair is that of two coins, f(d + moves) with the owner and f(d)
-without; a smaller move's pair is between, and a mixture of this one and of the pair that shows nothing. An owner who
-votes for the second label has the pair 1 - f(d - moves) = f(moves - d) and 1 - f(d) = f(-d): the other bit's
-probabilities, a pair of the family too. Votes of others that nobody sees make mixtures of these pairs, which show no
-more (E[r V(a / r)] is jointly convex in both laws). So `adaptive` composes the family {f(d + moves), f(d)}.
-
-The same family serves a vote among more labels by Gaussian noise on every count, if no more than the winner is released
-and an owner moves ONE count (`integers`): given the other noisy counts and the coin for ties, the label (or the
-abstention) whose count moves wins from a threshold on, and otherwise a fixed other outcome does. Every rule that
-compares numbers which do not fall in this count, and which the other counts do not enter, has one threshold.
+without. A smaller move's pair is between: it is dominated by this one, as its coin with the owner is nearer to that
+without. An owner who votes for the second label has the pair 1 - f(d - moves) = f(moves - d) and 1 - f(d) = f(-d): the
+other bit's probabilities, a pair of the family too. Votes of others that nobody sees make mixtures of pairs, which
+show no more (E[r V(a / r)] is jointly convex in both laws). So `adaptive` composes the family {f(d + moves), f(d)}. At
+the ends of the law the last pair of two moves stands for those that a flat end shortens.
 
 Sources: Balle, Barthe and Gaboardi 2018 (mixtures); Canonne, Kamath and Steinke 2020 (discrete Gaussian).
 """
@@ -22,7 +18,6 @@ Sources: Balle, Barthe and Gaboardi 2018 (mixtures); Canonne, Kamath and Steinke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -31,69 +26,40 @@ import numpy as np
 from langchain_dpicl.privacy.adaptive import PairFamily, Trials
 from langchain_dpicl.privacy.losses import FloatArray, mixed
 
-Law = Callable[[float], FloatArray]
-"""From a noise parameter to the values of f, ascending: the i-th from below and the i-th from above add up to 1."""
-
 LEAST = 2.0**-40
-"""A law ends before f is closer to 0 or 1: a label with a larger lead loses with this probability, about."""
+"""f stays as it is before it is closer to 0 or 1 than this."""
 
 _ERROR = 1e-10
 """A bound on the relative error of a ratio's logarithm, from that of a law's values (1e-13), up to sigma = 200."""
-
-_REACH = 9.0
-"""`integers` ends at so many sigma, with 1e-19 of the mass beyond."""
 
 _MOST = 40
 """More pairs than these are covered by fewer."""
 
 _SLACK = 0.004
-"""The share by which pairs in the middle may be made wider to cover those between."""
+"""The share by which pairs in the middle may be made wider to cover those between; at the ends .05."""
 
 
-def tails(law: Law, parameter: float) -> FloatArray:
+@lru_cache(maxsize=256)
+def tails(sigma: float) -> FloatArray:
     """P(the label behind wins), by the lead: from 1/2 at 0 to the last one, which holds for every larger lead."""
-    levels = law(parameter)
-    return levels[levels.size // 2 :: -1]
-
-
-@lru_cache(maxsize=256)
-def half_gaussian(sigma: float) -> FloatArray:
-    """f(d) = P(X < d), X on the half-integers k + 1/2 with probability proportional to exp(-X^2 / (2 sigma^2))."""
     places = np.arange(math.ceil(14.0 * sigma) + 3) + 0.5
-    above = _summed(np.exp(-0.5 * (places / sigma) ** 2))
-    return _symmetric(0.5 * above / above[0])
-
-
-@lru_cache(maxsize=256)
-def integers(sigma: float) -> FloatArray:
-    """P(X >= t) by the threshold t, X being discrete Gaussian noise on the integers."""
-    places = np.arange(math.ceil((_REACH + 4.0) * sigma) + 3.0)
-    weights = np.exp(-0.5 * (places / sigma) ** 2)
-    above = _summed(weights)
-    above = above[1 : math.ceil(_REACH * sigma) + 2] / (above[0] + above[1])
-    return np.concatenate([above[::-1], 1.0 - above])
-
-
-def _summed(weights: FloatArray) -> FloatArray:
-    """The sums from each place to the end."""
-    return np.asarray(np.cumsum(weights[::-1])[::-1])
-
-
-def _symmetric(tails: FloatArray) -> FloatArray:
-    tails = tails[tails >= LEAST]
-    return np.concatenate([tails[::-1], 1.0 - tails[1:]])
+    above = np.cumsum(np.exp(-0.5 * (places / sigma) ** 2)[::-1])[::-1]
+    found: FloatArray = 0.5 * above / above[0]
+    found = found[found >= LEAST]
+    found.flags.writeable = False
+    return found
 
 
 @dataclass(frozen=True)
 class BitPairs(PairFamily):
-    """The pairs of coins f(d + ``moves``) with the owner and f(d) without, for every d, of a law with this noise."""
+    """The pairs of coins f(d + ``moves``) with the owner and f(d) without, for every d, at this noise."""
 
-    law: Law
-    parameter: float
+    sigma: float
     moves: int = 1
 
     def trials(self, rate: float) -> Trials:
-        high = self.law(self.parameter)
+        behind = tails(self.sigma)
+        high = np.concatenate([behind[::-1], 1.0 - behind[1:]])  # f, ascending
         low = high[::-1]
         here = slice(0, high.size - self.moves)
         there = slice(self.moves, high.size)
@@ -111,8 +77,7 @@ class BitPairs(PairFamily):
         ratios = np.log1p(gap / absent), np.where(gap < 0.5 * absent_low, near, np.log(present_low / absent_low))
         if rate < 1.0:
             ratios = mixed(ratios[0], rate), mixed(ratios[1], rate)
-        beyond = rate * float(high[0]) if self.law is integers else 0.0
-        return Trials(ratios, (absent, absent_low), _ERROR, beyond)
+        return Trials(ratios, (absent, absent_low), _ERROR)
 
     def deviation(self, rate: float) -> float:
         trials = self.trials(rate)

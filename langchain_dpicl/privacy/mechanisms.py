@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.errors import InvalidParameter
-from langchain_dpicl.privacy.bits import BitPairs, half_gaussian, integers
+from langchain_dpicl.privacy.bits import BitPairs
 from langchain_dpicl.privacy.checks import FrozenMapping
 from langchain_dpicl.privacy.mechanism import Mechanism, Options, count, flag, number, numbers, round_digits
 from langchain_dpicl.privacy.profile import (
@@ -110,18 +110,10 @@ class NoisyCounts(_NoisySum, _OfOutputs):
 
 @dataclass(frozen=True)
 class Vote(NoisyCounts):
-    """The winner of the noisy counts, or the abstentions: post-processing of `NoisyCounts`.
-
-    With own calls one count moves, and given the others it wins from a threshold on: one bit (`bits.integers`).
-    """
+    """The winner of the noisy counts: post-processing of `NoisyCounts`."""
 
     name = "vote"
     words = f"the winner of {_NOISY_COUNTS}"
-
-    def build(self, parameter: float) -> Profile:
-        if self.own_calls and _LEAST_BIT <= parameter <= _MOST_BIT:
-            return OneBit(BitPairs(integers, parameter))
-        return super().build(parameter)
 
 
 @dataclass(frozen=True)
@@ -140,7 +132,7 @@ class VoteBit(_OfOutputs):
     words = "the winner of two labels by their counts' difference plus half-integer Gaussian noise of sigma {p:g}"
 
     def build(self, parameter: float) -> Profile:
-        return OneBit(BitPairs(half_gaussian, parameter, 1 if self.own_calls else 2))
+        return OneBit(BitPairs(parameter, 1 if self.own_calls else 2))
 
     def flip(self, parameter: float, votes: int, outcomes: int) -> float:
         return VoteNoise(self.name, parameter, self.own_calls).flip(votes, outcomes)

@@ -367,7 +367,7 @@ class BoundedRanges(Profile):
 
 @dataclass(frozen=True)
 class OneBit(Profile):
-    """One bit of a family: a vote of two labels, or the winner of one whose noisy counts move one at a time (`bits`).
+    """One bit of a family: a vote of two labels (`bits`).
 
     delta(eps) is the largest of the family's pairs. Neighbours: ``pairs.moves`` says how far an owner moves a lead.
     """
@@ -387,7 +387,7 @@ class OneBit(Profile):
             if direction == "add":
                 present, absent = absent, present
             found.append(np.maximum(present - a * absent, 0.0))
-        return np.asarray(np.minimum((found[0] + found[1]).max(axis=-1) + trials.beyond, 1.0))
+        return np.asarray(np.minimum((found[0] + found[1]).max(axis=-1), 1.0))
 
     def losses(self, direction: Direction = "remove") -> Losses:
         return adaptive.one_release(self.family, 1.0, direction)

@@ -27,7 +27,7 @@ _CLOSE = 1e-4
 _COARSE = 1 << 17
 """Places of the grids of a search, before the finest ones."""
 
-_FINEST = 4
+_FINEST = 8
 """The number of levels that are tried on the finest grids, once one keeps the promise."""
 
 _LOOSE = 0.004
@@ -170,7 +170,8 @@ def about(epsilon: float, delta: float, line: LineRequest) -> float | None:
     """
     epsilon = real("epsilon", epsilon, above=0.0, at_most=1000.0)
     level, excess = _about(epsilon, open_unit("delta", delta), line)
-    return line.family.at_coordinate(level) if excess <= 0.05 else None
+    is_enough = excess <= 0.05 or level > line.family.coordinates()[0] + 0.01
+    return line.family.at_coordinate(level) if is_enough else None
 
 
 def _about(epsilon: float, delta: float, line: LineRequest) -> tuple[float, float]:

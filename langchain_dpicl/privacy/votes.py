@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.privacy.bits import half_gaussian, tails
+from langchain_dpicl.privacy.bits import tails
 from langchain_dpicl.privacy.checks import positive, whole
 
 FALSE_RATE = 1e-6
@@ -152,7 +152,7 @@ class VoteNoise:
     @property
     def tails(self) -> NDArray[np.float64]:
         """Of one bit: the probability that the label behind wins, by the lead; the last holds for all larger ones."""
-        return tails(half_gaussian, self.parameter)
+        return tails(self.parameter)
 
     def overturned(self, lead: int) -> float:
         """Of one bit: the probability that the label behind wins, exactly as it is drawn."""

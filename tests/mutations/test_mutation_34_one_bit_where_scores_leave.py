@@ -38,4 +38,4 @@ def check(build: Callable[[float], Profile]) -> None:
 def test_34_one_bit_for_scores_is_caught(name: str) -> None:
     check(MECHANISMS[name](own_calls=True).profile)  # type: ignore[call-arg]
     with pytest.raises(AssertionError, match="is claimed"):
-        check(MECHANISMS["vote"](own_calls=True).profile)  # type: ignore[call-arg]
+        check(MECHANISMS["vote-bit"](own_calls=True).profile)  # type: ignore[call-arg]
