@@ -155,7 +155,7 @@ def facts_of(ledger: str, name: str | None = None) -> dict[str, Any]:
 
 
 def _spent(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What was spent, by line, day or month, caller and outcome. Of callers, nothing unless some are known."""
+    """All that was spent, by line, day or month, caller and outcome. Of callers, nothing unless some are known."""
     lines: Counter[str] = Counter()
     days: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()

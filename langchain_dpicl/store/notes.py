@@ -80,7 +80,7 @@ def notes_beside(data: Path) -> Notes:
 
 
 def read_notes(paths: Iterable[Path]) -> Notes:
-    """What stands in these notes, as far as there are any. `StoreFileError` for a file that cannot be read or holds
+    """The content of these notes, as far as there are any. `StoreFileError` for a file that cannot be read or holds
     something else."""
     keys: list[bytes] = []
     budgets: list[OpenedBudget] = []
