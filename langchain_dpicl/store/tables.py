@@ -167,22 +167,20 @@ def find(connection: Connection, name: str) -> Collection | None:
     return Collection(name, identity, dimension, RecordKeys(*json.loads(keys)), schema_of(connection))
 
 
-def check_free(connection: Connection, name: str) -> Collection | None:
-    """An empty collection of this name, if there is one. Raises `StoreError` for one with content."""
+def check_free(connection: Connection, name: str) -> None:
+    """Raise `StoreError` for a collection with content."""
     found = find(connection, name)
     if found is not None and fetch(connection, f"SELECT 1 FROM {found.exemplars} LIMIT 1"):
         raise StoreError(f"there is a collection {name!r} with content already: open it, or take another name")
-    return found
 
 
 def make(connection: Connection, name: str, dimension: int, keys: RecordKeys) -> Collection:
-    """Make a collection, or take over an empty one that is alike. Raises `StoreError`."""
+    """Make a collection, or find the one that another process has made since the last look."""
     if dimension > MOST_DIMENSIONS:
         raise InvalidRecords(f"embeddings have {dimension} dimensions, a store holds {MOST_DIMENSIONS}")
     if connection.dialect.name == "postgresql":
         direct(connection, "SELECT pg_advisory_xact_lock(:lock)", {"lock": MAKING})
-    if (found := check_free(connection, name)) is not None:
-        check_alike(found, dimension, keys)
+    if (found := find(connection, name)) is not None:
         return found
     made = Collection(name, secrets.token_hex(16), dimension, keys, _with_pgvector(connection))
     define(connection, made)

@@ -34,6 +34,7 @@ from langchain_dpicl.cli import main
 from langchain_dpicl.release.transaction import acting_for
 from langchain_dpicl.serving.config import read
 from langchain_dpicl.serving.guards import hash_of, new_key
+from langchain_dpicl.store import tables
 from langchain_dpicl.store.kept import Followed, kept_store
 from langchain_dpicl.store.records import RecordKeys
 
@@ -176,6 +177,22 @@ def test_two_processes_that_fill_a_collection_at_a_time_fill_it_once(pgvector_ur
         list(pool.map(fill, range(4)))
     store = PostgresExemplarStore.open(pgvector_url, embeddings, name="notes")
     assert (len(store), store.owner_count) == (30, 30)
+    store.close()
+
+
+def test_a_collection_that_is_made_and_filled_between_an_openers_look_and_its_making_is_taken_over(
+    pgvector_url: str, embeddings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = tables.make
+
+    def late(*given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(tables, "make", make)
+        kept(pgvector_url, rows_of(30), embeddings, KEYS)[0].close()
+        return make(*given, **more)
+
+    monkeypatch.setattr(tables, "make", late)
+    store, followed = kept(pgvector_url, rows_of(30), embeddings, KEYS)
+    assert (len(store), followed) == (30, (0, 0, 0, 0))
     store.close()
 
 
