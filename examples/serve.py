@@ -10,7 +10,6 @@ import time
 import httpx
 import uvicorn
 from fastapi import FastAPI, Request
-from langserve import RemoteRunnable
 
 from langchain_dpicl import (
     DPAggregate,
@@ -51,9 +50,10 @@ thread = threading.Thread(target=server.run)
 thread.start()
 while not server.started and thread.is_alive():
     time.sleep(0.1)
-remote = RemoteRunnable("http://127.0.0.1:8765/route", headers={"authorization": f"Bearer {KEYS['front-desk']}"})
-answered = remote.invoke({"input": "Could you renew my metformin prescription before Friday? Vera Stern"})
+URL, headers = "http://127.0.0.1:8765/route/invoke", {"authorization": f"Bearer {KEYS['front-desk']}"}
+asked = {"input": {"input": "Could you renew my metformin prescription before Friday? Vera Stern"}}
+answered = httpx.post(URL, json=asked, headers=headers, timeout=300).json()["output"]
 print(answered["answer"], "for", answered["receipt"]["principal"], "with", answered["receipt"]["remaining"], "left")
-print("without a key:", httpx.post("http://127.0.0.1:8765/route/invoke", json={}).json())
+print("without a key:", httpx.post(URL, json=asked).json())
 server.should_exit = True
 thread.join()

@@ -78,8 +78,7 @@ def serve(options: argparse.Namespace) -> int:
             raise InvalidParameter("--check", True, "left out with --new-key")
         text = f"{key}\n\nThis key is shown once. In the configuration, under keys:\n  {name}: {hash_of(key)}"
         return show(options, {"name": name, "key": key, "sha256": hash_of(key)}, text)
-    for module in ("fastapi", "langserve.validation"):
-        require(module, "serve")
+    require("fastapi", "serve")
     uvicorn = require("uvicorn", "serve")
     from langchain_dpicl.serving import logs
     from langchain_dpicl.serving.app import ENVIRONMENT, TimedProtocol, ask_heads, create_app, freeze, plans

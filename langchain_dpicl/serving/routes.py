@@ -86,8 +86,7 @@ def add_limited(
     slots: Slots,
 ) -> None:
     """`add_dp_routes` for one of several paths that share the ``slots`` of their server."""
-    for module in ("fastapi", "langserve.validation"):
-        require(module, "serve")
+    require("fastapi", "serve")
     found = (releases_in(runnable), heads_in(runnable)) if isinstance(runnable, Runnable) else ([], [])
     if not any(found):
         raise InvalidParameter("runnable", type(runnable).__name__, "a release, a head, or a chain with one in it")

@@ -1,8 +1,6 @@
 """One chain as a service: its endpoints in LangServe's wire format.
 
-The handlers are our own, on LangServe's response models and serializer. Its ``APIHandler`` takes the client's config,
-drops the server's from a batch, answers every fault of a stream with the status 200 and an event, and builds the
-input's schema anew for each request.
+Its own code: LangServe is archived. ``RemoteRunnable``, its client, reads these answers.
 """
 
 import asyncio
@@ -16,6 +14,7 @@ from langchain_core.load.serializable import Serializable
 from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import BaseModel, Field, RootModel, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
+from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -45,6 +44,20 @@ _ERROR = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorA
 _MAPPING = {"application/json": {"schema": {"type": "object"}}}
 
 
+class RunMetadata(BaseModel):
+    """A run that has made one answer. Nobody takes feedback on it."""
+
+    run_id: uuid.UUID
+    feedback_tokens: list[str] = Field(default_factory=list, max_length=0)
+
+
+class BatchMetadata(BaseModel):
+    """The runs of a batch, in the order of its inputs."""
+
+    run_ids: list[uuid.UUID]
+    responses: list[RunMetadata]
+
+
 def add_endpoints(
     router: "APIRouter",
     runnable: Runnable[Any, Any],
@@ -60,37 +73,34 @@ def add_endpoints(
     next piece after its client has left.
     """
     from fastapi import Query
-    from langserve.serialization import WellKnownLCSerializer
-    from langserve.validation import create_batch_response_model, create_invoke_response_model
 
-    dumps = cast("Callable[[Any], bytes]", WellKnownLCSerializer().dumps)
     may_end_early = all(release.comes_in_pieces for release in releases)
     space = "_".join(re.findall(r"\w+", path))
     Input: Any = _described(runnable.get_input_schema, f"{space}_Input")
     Output = _described(runnable.get_output_schema, f"{space}_Output")
     One: Any = create_model(f"{space}_Request", input=(Input, ...))
     Many: Any = create_model(f"{space}_BatchRequest", inputs=(list[Input], Field(max_length=max_batch)))
-    Answer: Any = create_invoke_response_model(space, Output, False)
-    Answers: Any = create_batch_response_model(space, Output, False)
+    Answer: Any = create_model(f"{space}_Answer", output=(Output, ...), metadata=(RunMetadata, ...))
+    Answers: Any = create_model(f"{space}_Answers", output=(list[Output], ...), metadata=(BatchMetadata, ...))  # type: ignore[valid-type]
     input_described, output_described = Input.model_json_schema(), Output.model_json_schema(mode="serialization")
 
     def config(run_id: uuid.UUID) -> RunnableConfig:
         return {"run_id": run_id, "run_name": path}
 
     def answer(content: Any) -> Response:
-        return Response(dumps(content), media_type="application/json")
+        return Response(_json(content), media_type="application/json")
 
     async def invoke(body: One) -> Response:
         run_id = uuid.uuid4()
         output = await slots.run(lambda: runnable.ainvoke(_plain(body.input), config(run_id)), 1)
-        return answer({"output": output, "metadata": {"run_id": run_id, "feedback_tokens": []}})
+        return answer({"output": output, "metadata": RunMetadata(run_id=run_id)})
 
     async def batch(body: Many) -> Response:
         run_ids = [uuid.uuid4() for _ in body.inputs]
         inputs, configs = [*map(_plain, body.inputs)], [*map(config, run_ids)]
         outputs = await slots.run(lambda: runnable.abatch(inputs, configs), len(inputs))
-        responses = [{"run_id": run_id, "feedback_tokens": []} for run_id in run_ids]
-        return answer({"output": outputs, "metadata": {"run_ids": run_ids, "responses": responses}})
+        responses = [RunMetadata(run_id=run_id) for run_id in run_ids]
+        return answer({"output": outputs, "metadata": BatchMetadata(run_ids=run_ids, responses=responses)})
 
     async def stream(body: One, request: Request) -> Response:
         # The first chunk, or a failure before it, decides the status.
@@ -100,12 +110,12 @@ def add_endpoints(
         async def release() -> None:
             """Put the chain's chunks into ``events``, then None or a failure."""
             run_id = uuid.uuid4()
-            head = _event("metadata", dumps({"run_id": run_id}))
+            head = _event("metadata", _json({"run_id": run_id}))
             found = cast("AsyncGenerator[Any, None]", runnable.astream(_plain(body.input), config(run_id)))
             try:
                 async with contextlib.aclosing(found) as chunks:
                     async for chunk in chunks:
-                        events.put_nowait(head + _event("data", dumps(chunk)))
+                        events.put_nowait(head + _event("data", _json(chunk)))
                         head = b""
                         if may_end_early and left.is_set():
                             break
@@ -124,7 +134,7 @@ def add_endpoints(
                 yield _event("end")
             else:
                 request.state.dpicl_error = event.error
-                yield _event("error", dumps({"status_code": event.status, "message": event.message}))
+                yield _event("error", _json({"status_code": event.status, "message": event.message}))
 
         await slots.start(release, 1)
         first = await events.get()
@@ -209,6 +219,11 @@ class EventStream(StreamingResponse):
                 pass
         finally:
             watching.cancel()
+
+
+def _json(content: Any) -> bytes:
+    """JSON of an answer and the models in it, by their fields' names. NaN and infinite numbers are null."""
+    return to_json(content, inf_nan_mode="null", by_alias=False)
 
 
 def _event(name: str, data: bytes | None = None) -> bytes:

@@ -47,7 +47,7 @@ WAYS: list[tuple[str, str, Callable[[], Any]]] = [
     ("torch", "local", lambda: loading.load("gemma3-270m", "float32")),
     ("transformers", "local", lambda: loading.load("gemma3-270m", "float32")),
     ("psycopg", "postgres", lambda: PrivacyBudget(1.0, 1e-6, 10, ledger="postgresql://host/base", name="a").spent()),
-    ("langserve", "serve", serve),
+    ("fastapi", "serve", serve),
 ]
 
 
@@ -98,6 +98,12 @@ def test_every_extra_that_the_package_names_exists() -> None:
         for extra in [*re.findall(r'require\([^)]*?, "(\w+)"\)', text), *re.findall(r"langchain-dpicl\[(\w+)\]", text)]
     }
     assert {"local", "openai", "serve", "eval", "hub", "parquet", "postgres", "verify"} <= named <= set(extras)
+
+
+def test_serving_brings_no_langserve() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    bring = [extra for extra, parts in extras.items() if any(part.startswith("langserve") for part in parts)]
+    assert bring == ["dev"]
 
 
 @pytest.mark.parametrize("own", [None, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])

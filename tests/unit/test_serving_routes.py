@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from datetime import date
 from typing import Any
@@ -12,12 +14,16 @@ from typing import Any
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, HTTPException
 from fastapi.testclient import TestClient
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableGenerator, RunnableLambda
+from langserve.serialization import WellKnownLCSerializer
 from pydantic import BaseModel, Field
+from pydantic_core import PydanticSerializationError
 from typing_extensions import TypedDict
 
 from langchain_dpicl import InvalidParameter, LedgerError, StoreError, Structured, UnsafeConfigurationError
-from langchain_dpicl.serving import add_dp_routes
+from langchain_dpicl.serving import add_dp_routes, service
 
 QUESTION = {"input": "a witty, seductive movie"}
 ALICE = {"x-user": "alice"}
@@ -56,6 +62,13 @@ def is_error(response: Any, status: int, name: str) -> bool:
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_part_of_langserve_is_needed(sealed_of: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ["langserve", *(name for name in sys.modules if name.startswith("langserve."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    client = serve(sealed_of(answering))
+    assert client.post("/ask/invoke", json={"input": QUESTION}, headers=ALICE).json()["output"] == "Positive"
 
 
 def test_invoke_batch_and_stream_answer_in_langserves_form(sealed_of: Any, serve: Any) -> None:
@@ -430,3 +443,22 @@ def test_more_than_may_run_at_once_wait_briefly_and_are_told_to_come_again(seale
     waiting.join()
     assert [answer.status_code for answer in answers] == [200, 200]
     assert chain.budget.spent() == 5
+
+
+def test_every_kind_of_value_has_langserves_json() -> None:
+    """An alias of a field is not its name on the wire."""
+
+    class Found(BaseModel):
+        number: float = Field(float("nan"), alias="n")
+
+    values = [
+        {"a": 1.5, "b": None, "c": [True, "é"]},
+        [AIMessage("hello"), Document("x", metadata={"k": (1, 2)})],
+        Found(),
+        uuid.UUID(int=3),
+        date(2026, 1, 2),
+    ]
+    for value in values:
+        assert service._json(value) == WellKnownLCSerializer().dumps(value)
+    with pytest.raises(PydanticSerializationError):
+        service._json(object())
