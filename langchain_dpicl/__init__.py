@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     from langchain_dpicl.release.transaction import acting_for as acting_for
     from langchain_dpicl.retrieval import DPRetriever as DPRetriever
     from langchain_dpicl.retrieval import wrap_rag as wrap_rag
+    from langchain_dpicl.retrieval.middleware import DPRetrievalMiddleware as DPRetrievalMiddleware
+    from langchain_dpicl.retrieval.middleware import DPToolMiddleware as DPToolMiddleware
     from langchain_dpicl.selection import PoissonExampleSelector as PoissonExampleSelector
     from langchain_dpicl.serving import add_dp_routes as add_dp_routes
     from langchain_dpicl.store import ExemplarStore as ExemplarStore
@@ -115,6 +117,7 @@ _HOMES = {
     "release.threshold": "ShareThreshold suggest_threshold",
     "release.transaction": "acting_for",
     "retrieval": "DPRetriever wrap_rag",
+    "retrieval.middleware": "DPRetrievalMiddleware DPToolMiddleware",
     "selection": "PoissonExampleSelector",
     "serving": "add_dp_routes",
     "store": "ExemplarStore",

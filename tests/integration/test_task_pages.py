@@ -16,6 +16,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.tools import StructuredTool
 from langchain_core.vectorstores import InMemoryVectorStore
 from pages import blocks
 
@@ -137,7 +138,7 @@ def test_the_page_on_rag_runs_and_answers_right(names: dict[str, Any], capsys: p
 
 @pytest.mark.asks_first
 def test_the_page_on_agents_runs_and_answers_right(names: dict[str, Any]) -> None:
-    as_tool, as_member, of_fields = blocks("tasks/agent.md", "python", "")
+    as_tool, by_tool, by_question, as_member, of_fields = blocks("tasks/agent.md", "python", "")
     names["classify"] = wrap_rag(
         rag_of(names["vectorstore"].as_retriever()),
         names["vectorstore"],
@@ -147,10 +148,21 @@ def test_the_page_on_agents_runs_and_answers_right(names: dict[str, Any]) -> Non
         threshold=None,
     )
     assert run(as_tool, names)["messages"][-1].text in ("porch", "ledger")
+    names |= {"release": names["classify"], "search": StructuredTool.from_function(never, name="search")}
+    run(by_tool, names)
+    state = names["agent"].invoke({"messages": [("human", "Do reviewers like it?")]})
+    assert state["messages"][-2].artifact["budget"] == "tool"
+    run(by_question, names)
+    assert names["state"]["released"][0].metadata["receipt"]["budget"] == "tool"
     assert run(as_member, names) == "porch"
     assert names["private"].invoke("Which desk renews it?") == "porch"
     assert names["budget"].spent() == 1, "the plain text is the same request"
     assert run(of_fields, names) == names["Fix"](desk="porch", urgent=True)
+
+
+def never(query: str) -> str:
+    """Search the private notes."""
+    raise AssertionError("the private tool ran")
 
 
 def test_without_eligible_the_pages_filter_is_refused_in_words_that_help(names: dict[str, Any]) -> None:
