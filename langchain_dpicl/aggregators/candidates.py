@@ -42,6 +42,10 @@ class CandidateVote(Embedded[str]):
         How many answers to ask the chain for, 20 unless given. Few that differ are better than many that are alike,
         among which votes are divided.
 
+    least_similarity
+        An answer whose cosine to its nearest candidate is below this abstains, between -1 and 1: else every answer,
+        also "I do not know.", counts for some candidate. Public; the number depends on the embedding model.
+
     An answer that is empty, or without a direction of the candidates' dimension, abstains.
     """
 
@@ -50,7 +54,11 @@ class CandidateVote(Embedded[str]):
     mechanism = EXPONENTIAL
 
     def __init__(
-        self, embeddings: Embeddings, candidates: Runnable[Any, Any] | Sequence[str], n_candidates: int | None = None
+        self,
+        embeddings: Embeddings,
+        candidates: Runnable[Any, Any] | Sequence[str],
+        n_candidates: int | None = None,
+        least_similarity: float | None = None,
     ) -> None:
         if candidates is None:
             raise InvalidParameter("candidates", None, "a chain, or a list of texts")
@@ -59,6 +67,9 @@ class CandidateVote(Embedded[str]):
             raise InvalidParameter("candidates", candidates, "at least two texts, all different")
         if self._chain is not None:
             checks.whole("n_candidates", self.n_candidates, at_least=2)
+        self.least_similarity = least_similarity
+        if least_similarity is not None:
+            self.least_similarity = checks.real("least_similarity", least_similarity, at_least=-1.0, at_most=1.0)
         self._places: NDArray[np.int64] = np.zeros((0, 0), np.int64)
 
     def prepare(self, values: Mapping[str, Any], options: Options, answers: Sequence[object] = ()) -> Self:
@@ -76,11 +87,15 @@ class CandidateVote(Embedded[str]):
         return self.texts[encoded] if isinstance(encoded, int) else encoded
 
     def read(self, rows: Sequence[Sequence[float]]) -> int:
-        """The index of the candidate nearest to the only row. Raises for what has no direction."""
+        """The index of the candidate nearest to the only row. Raises for what has no direction, or is near to none."""
         unit = direction(np.asarray(rows[0], np.float64), self._dimension)
         if unit is None:
             raise ValueError
-        return int(np.argmax(self._places @ np.rint(unit * STEPS).astype(np.int64)))
+        cosines = self._places @ np.rint(unit * STEPS).astype(np.int64)
+        nearest = int(np.argmax(cosines))
+        if self.least_similarity is not None and cosines[nearest] < self.least_similarity * STEPS**2:
+            raise ValueError
+        return nearest
 
     def aggregate(self, outputs: Sequence[object], parameter: float, randomness: Randomness) -> str | None:
         crowd = self._crowd(outputs)
@@ -108,4 +123,5 @@ class CandidateVote(Embedded[str]):
         return str
 
     def __repr__(self) -> str:
-        return f"CandidateVote({type(self.embeddings).__name__}, {self._shown_candidates})"
+        least = "" if self.least_similarity is None else f", least_similarity={self.least_similarity:g}"
+        return f"CandidateVote({type(self.embeddings).__name__}, {self._shown_candidates}{least})"

@@ -371,6 +371,9 @@ class AskedEnsemble(PrivateEnsemble):
         """A text, or a mapping with it under the question's key; with the chain's keys if it takes a mapping."""
         if isinstance(values, str):
             values = self.mapping_of(values)
+        if self.asks == "text" and not isinstance(values, Mapping):
+            bound = f"a text, or a mapping with {self._question_key!r}; of a chat's messages the last one's text"
+            raise InvalidParameter("input", type(values).__name__, bound)
         if isinstance(values, Mapping):
             values = self._completed(values)
             if self._documents_key in values:

@@ -147,8 +147,9 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
         Public, and part of what the ledger takes for an equal question. A filter alone is a gate, for a budget of
         tickets too.
     visible_to
-        What a caller may see: a function of the principal (`acting_for`) that gives such a filter, or None for all. It
-        counts beside ``filter``. Without a principal, or if a function fails, a request is refused at no cost.
+        What a caller may see: a function of the principal (`acting_for`) that gives such a filter, or "everything".
+        It counts beside ``filter``. Without a principal, or if the function fails or gives None, as for a caller who
+        has no rule, a request is refused at no cost.
     search_query
         Makes the text to be near to, if that is not what stands under ``nearest_to``: a Runnable or a function of the
         request, such as a model that makes one question of a chat's history. A public call before the charge; if it

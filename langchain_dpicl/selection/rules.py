@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from langchain_core.runnables import Runnable
@@ -32,7 +32,10 @@ Metadata = Mapping[str, Any] | Condition
 
 OfRequest = Metadata | MetadataFilter | Callable[[Mapping[str, Any]], Metadata | None] | None
 OfRequests = OfRequest | tuple[OfRequest, ...]
-OfPrincipal = Callable[[str], Metadata | None] | None
+OfPrincipal = Callable[[str], Metadata | Literal["everything"]] | None
+
+EVERYTHING = "everything"
+"""What a ``visible_to`` gives for a caller who may see all. None is refused, as who has no rule sees nothing."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,7 +113,7 @@ class Rules:
             raise InvalidParameter(
                 "visible_to",
                 type(visible_to).__name__,
-                "a function of the caller's name that gives a filter, or None for everything",
+                f"a function of the caller's name that gives a filter, or {EVERYTHING!r}",
             )
         self._visible_to = visible_to
 
@@ -128,7 +131,7 @@ class Rules:
 
     def wanted(self, values: Mapping[str, Any], principal: str | None) -> MetadataFilter | None:
         """Return the filter for this request of this caller; None if there is none. Raises `InvalidParameter`."""
-        found = [self._made("filter", each, dict(values)) if callable(each) else each for each in self._filters]
+        found = [self._of_request(each, dict(values)) if callable(each) else each for each in self._filters]
         if self._visible_to is not None:
             if principal is None:
                 raise InvalidParameter(
@@ -136,18 +139,31 @@ class Rules:
                     None,
                     "the authenticated caller, named with acting_for: visible_to says what each may see",
                 )
-            found.append(self._made("visible_to", self._visible_to, principal))
+            found.append(self._seen_by(principal))
         wanted: MetadataFilter | None = None
         for each in found:
             if each is not None:
                 wanted = each & wanted
         return wanted
 
-    def _made(self, name: str, rule: Callable[[Any], Metadata | None], about: object) -> MetadataFilter | None:
-        given, fault = attempt(rule, about)
+    def _of_request(
+        self, rule: Callable[[Mapping[str, Any]], Metadata | None], values: dict[str, Any]
+    ) -> MetadataFilter | None:
+        given, fault = attempt(rule, values)
         if fault:
-            raise InvalidParameter(name, fault, "a function that gives a filter, or None; nothing was charged")
-        return None if given is None else self._read(name, given, by_function=True)
+            raise InvalidParameter("filter", fault, "what the function raises for this request; nothing was charged")
+        return None if given is None else self._read("filter", given, by_function=True)
+
+    def _seen_by(self, principal: str) -> MetadataFilter | None:
+        assert self._visible_to is not None
+        given, fault = attempt(self._visible_to, principal)
+        if fault:
+            bound = "what the function raises for this caller, who sees nothing then; nothing was charged"
+            raise InvalidParameter("visible_to", fault, bound)
+        if given is None:
+            bound = f"a filter, or {EVERYTHING!r} for who may see all; nothing was charged"
+            raise InvalidParameter("visible_to", "None for this caller", bound)
+        return None if given == EVERYTHING else self._read("visible_to", given, by_function=True)
 
     def _read(self, name: str, given: object, *, by_function: bool) -> MetadataFilter:
         made = MetadataFilter.parse(given, name, by_function=by_function)

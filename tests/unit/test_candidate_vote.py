@@ -52,6 +52,18 @@ def test_a_text_votes_for_its_nearest_candidate_and_the_first_wins_a_tie() -> No
 
 
 @cache
+def test_an_answer_that_is_near_to_no_candidate_abstains() -> None:
+    vote = CandidateVote(Table(), ["east", "west"], least_similarity=0.75).prepare({}, {})
+    assert vote.encode("copy of east") == 0
+    for far in ("nearly north", "far north east", "north"):  # cosines .706, .707, 0
+        with pytest.raises(ValueError, match=r"^$"):
+            vote.encode(far)
+    assert CandidateVote(Table(), ["east", "west"], least_similarity=0.7).prepare({}, {}).encode("nearly north") == 0
+    assert "least_similarity=0.75" in vote.variant, "another one is another question to the ledger"
+    with pytest.raises(InvalidParameter, match="least_similarity"):
+        CandidateVote(Table(), CANDIDATES, least_similarity=1.5)
+
+
 def vote_law(outputs: tuple[object, ...], own_calls: bool) -> Law:
     vote = prepared().under("vote-em", Crowd(5, 3.0, own_calls))
     return law(lambda randomness: str(vote.aggregate(outputs, EPS0, randomness)))

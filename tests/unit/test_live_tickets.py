@@ -24,7 +24,7 @@ FILTERS: list[tuple[Any, str]] = [
     ({"$or": [{"team": "y"}, {"team": {"$gt": "z"}}]}, "y"),
     ({"team": {"$ne": "x"}}, "y"),
 ]
-VISIBLE: dict[str, Any] = {"all": None, "late": {"team": Condition({"$gte": "y"})}}
+VISIBLE: dict[str, Any] = {"all": "everything", "late": {"team": Condition({"$gte": "y"})}}
 
 
 class Model(Degrees):

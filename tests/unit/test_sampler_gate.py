@@ -451,7 +451,9 @@ def test_a_sample_weighs_against_as_many_owners_as_are_eligible(sampler_of: Any)
 
 def test_a_file_of_passages_is_of_one_callers_rights_and_one_filter(sampler_of: Any, tmp_path: Path) -> None:
     fake, file = DeterministicFakeEmbedding(size=8), tmp_path / "passages.jsonl"
-    sampler = sampler_of(tickets=None, chosen={"visible_to": lambda who: {"ward": 1} if who == "nurse" else None})
+    sampler = sampler_of(
+        tickets=None, chosen={"visible_to": lambda who: {"ward": 1} if who == "nurse" else "everything"}
+    )
     with acting_for("doctor"):
         release_collection(sampler, ["fever? 0"], embeddings=fake, output=file)
     filtered = [

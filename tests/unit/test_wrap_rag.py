@@ -14,7 +14,7 @@ import pytest
 from ears import Ears, Spy
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
@@ -309,6 +309,13 @@ def test_a_mapping_of_more_than_the_question_is_refused_where_the_chain_takes_a_
     private = wrap(rag(collection.as_retriever(), Model()))
     with pytest.raises(InvalidParameter, match="takes a text"):
         private.invoke({"question": QUESTION, "language": "English"})
+    assert private.budget.spent() == 0
+
+
+def test_a_chat_of_messages_is_told_what_a_chain_of_texts_takes(wrap: Any, collection: Any) -> None:
+    private = wrap(rag(collection.as_retriever(), Model()))
+    with pytest.raises(InvalidParameter, match=r"input='list' is not allowed: a text, .* the last one's text"):
+        private.invoke([HumanMessage(QUESTION)])
     assert private.budget.spent() == 0
 
 
