@@ -7,7 +7,6 @@ import copy
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from operator import neg
 from typing import Any, ClassVar, Literal, Self, overload
 
@@ -23,7 +22,7 @@ from langchain_dpicl.privacy import checks
 from langchain_dpicl.privacy.choice import Crowd
 from langchain_dpicl.privacy.mechanism import Options
 from langchain_dpicl.privacy.noise import Randomness, choose_exponential, random_below
-from langchain_dpicl.privacy.votes import BIT, EXPONENTIAL, GAUSSIAN, LEAD, TOLD, VoteNoise
+from langchain_dpicl.privacy.votes import BIT, EXPONENTIAL, GAUSSIAN, LEAD, TOLD, WINNER, VoteNoise, vote_mechanisms
 
 _LONG = 1 << 14  # characters: a millisecond or so
 
@@ -73,12 +72,14 @@ def check_labels(name: str, value: object) -> tuple[str, ...]:
 class NoisyVote(Aggregator[T]):
     """Report the label with the largest noisy count, or with a probability that grows with its count; or all counts.
 
-    Mechanisms. There is one count per label of the public list, and one for abstentions. The plan picks one of two, by
+    Mechanisms. There is one count per label of the public list, and one for abstentions. The plan picks one, by
     how often noise overturns a winner who is ahead by ``lead`` of the expected votes (`privacy.choice`):
 
-    - Gaussian ("vote"): independent discrete Gaussian noise of scale sigma is added to EVERY count, also to those that
-      are zero. The release is a function of these noisy counts: their argmax (ties broken at random), or more of them
-      with ``scores`` or ``details`` ("scores"); all cost the same.
+    - Gaussian ("vote-winner"): independent discrete Gaussian noise of scale sigma is added to EVERY count, also to
+      those that are zero. The release is their argmax (ties broken at random) and nothing else: with own calls one bit,
+      which costs less than all noisy counts (`privacy.bits`).
+    - All noisy counts ("scores"), with ``scores`` or ``details``: the release is any function of them. A "vote" is
+      their argmax at this price, in plans of before; abstentions are compared without the prior there.
     - Exponential ("vote-em"): a label with probability proportional to exp(r c) for its count c, drawn exactly.
     - One bit ("vote-bit"), of two labels: which of them leads, with noise on their difference that is never whole. An
       owner moves the difference by 2, or by 1 with own calls. See `privacy.bits`.
@@ -90,11 +91,12 @@ class NoisyVote(Aggregator[T]):
     added or removed and no other changes: ONE count moves by 1, the Gaussian has sensitivity 1, and r = eps0. The count
     of abstentions is one more count, and public factors on the outcomes change no ratio of probabilities.
 
-    "The members abstain" is a release, too (None), but not of one bit: if the noisy count of abstentions beats every
-    label and reaches a threshold of public numbers, or as one more outcome of the exponential vote with a public
-    penalty. If fewer than half abstain it comes about with a probability of at most 1e-6 a release
-    (`VoteNoise.abstention_count` has the proofs). So one bit, and few members under much noise, do not tell (`tells`;
-    `PrivacyPlan.explain` says so): then the ensemble finds a model that is down by public questions instead.
+    "The members abstain" is a release, too (None), but not of the bit of two labels: if the noisy count of abstentions
+    beats every label's with its prior (less the largest prior), and reaches a threshold of public numbers, or as one
+    more outcome of the exponential vote with a public penalty. If fewer than half abstain it comes about with a
+    probability of at most 1e-6 a release (`VoteNoise.abstention_count` has the proofs). So one bit, and few members
+    under much noise, do not tell (`tells`; `PrivacyPlan.explain` says so): then the ensemble finds a model that is down
+    by public questions instead.
 
     Parameters
     ----------
@@ -117,7 +119,7 @@ class NoisyVote(Aggregator[T]):
         choice of the mechanism, and says how much a vote weighs against the prior. It costs no privacy if it is wrong.
         Refused if there is neither a choice nor a prior.
     mechanism
-        "vote", "vote-em", or of two labels "vote-bit", to leave the plan no choice.
+        "vote-winner", "vote-em", "vote", or of two labels "vote-bit", to leave the plan no choice.
 
     An output is read as a label if it is one, up to case, accents' Unicode form, invisible characters, surrounding
     spaces and punctuation; else as the longest label that it begins with, as a whole word; else as the only label that
@@ -196,11 +198,7 @@ class NoisyVote(Aggregator[T]):
             raise InvalidParameter(
                 "prior", prior, "None with scores=True, which are the counts alone: use details=True"
             )
-        known: tuple[str, ...] = (GAUSSIAN, EXPONENTIAL)
-        if self.scores or self.details:
-            known = ("scores",)
-        elif len(self.labels) == 2:
-            known = (GAUSSIAN, EXPONENTIAL, BIT)
+        known = ("scores",) if self.scores or self.details else (GAUSSIAN, *vote_mechanisms(len(self.labels)))
         if mechanism is not None and mechanism not in known:
             bound = " or ".join(map(repr, known)) + (" without scores and details" if len(known) > 1 else "")
             raise InvalidParameter("mechanism", mechanism, bound)
@@ -316,27 +314,30 @@ class NoisyVote(Aggregator[T]):
     def draw(self, counts: NDArray[np.int64], crowd: Crowd, parameter: float, randomness: Randomness) -> Any:
         """The mechanism: from the votes per label, abstentions last, to a release."""
         noise = VoteNoise(self.mechanism, parameter, crowd.own_calls)
-        reached, nats, rate = _public_numbers(noise, crowd, len(self.labels), self.lead)
+        nats = noise.nats(crowd.expected, len(self.labels), self.lead)
         if self.mechanism == BIT:
             lead = int(counts[0] - counts[1]) + round(float(self._logs[0] - self._logs[1]) / nats)
             numerator, denominator = noise.overturned(abs(lead)).as_integer_ratio()
             is_overturned = random_below(denominator, randomness) < numerator
             return self.labels[int((lead < 0) != is_overturned)]
+        reached = noise.abstention_count(crowd.members, len(self.labels))
         if self.mechanism == EXPONENTIAL:
-            factors = self._factors(rate / nats)
+            factors = self._factors(noise.rate / nats)
             *votes, abstained = counts.tolist()
             losses = [*map(neg, votes), reached - abstained]
-            index = choose_exponential(factors, losses, rate, randomness)
+            index = choose_exponential(factors, losses, noise.rate, randomness)
             return None if index == len(self.labels) else self.labels[index]
         noisy = counts + randomness.discrete_gaussian(parameter, len(counts))
         # From here on everything is a function of the noisy counts.
-        best = int(noisy[:-1].max())
-        if noisy[-1] > best and noisy[-1] >= reached:
+        rivals = noisy[:-1]
+        if self.mechanism == WINNER:  # abstentions compete with what decides: one threshold for each count
+            rivals = rivals + (self._logs - self._logs.max()) / nats
+        if noisy[-1] >= reached and noisy[-1] > rivals.max():
             return None
         released = {label: int(count) for label, count in zip(self.labels, noisy, strict=False)}
         if self.scores:
             return released
-        evidence = noisy[:-1] + self._logs / nats
+        evidence = rivals if self.mechanism == WINNER else noisy[:-1] + self._logs / nats
         winners = np.flatnonzero(evidence == evidence.max())
         winner = int(winners[int(randomness.integers(len(winners), 1)[0])])
         if not self.details:
@@ -395,13 +396,6 @@ class NoisyVote(Aggregator[T]):
         chosen = {"prior": prior, "details": self.details or None, "lead": None if self.lead == LEAD else self.lead}
         more = "".join(f", {name}={value!r}" for name, value in chosen.items() if value is not None)
         return f"{type(self).__name__}({list(self.labels)!r}, scores={self.scores}{more})"
-
-
-@lru_cache(maxsize=256)
-def _public_numbers(noise: VoteNoise, crowd: Crowd, labels: int, lead: float) -> tuple[int, float, float]:
-    """Of a vote's noise: what abstentions have to reach, the weight of a vote against a prior, and the rate."""
-    reached = 0 if noise.mechanism == BIT else noise.abstention_count(crowd.members, labels)
-    return reached, noise.nats(crowd.expected, labels, lead), noise.rate
 
 
 class LabelVote(NoisyVote[T]):

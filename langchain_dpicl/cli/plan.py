@@ -20,7 +20,7 @@ from langchain_dpicl.privacy.gate import Gate
 from langchain_dpicl.privacy.lines import PlanLine
 from langchain_dpicl.privacy.mechanisms import OWN_CALLS, PARTS
 from langchain_dpicl.privacy.profile import MAX_COUNT
-from langchain_dpicl.privacy.votes import EXPONENTIAL, GAUSSIAN
+from langchain_dpicl.privacy.votes import EXPONENTIAL, GAUSSIAN, WINNER
 from langchain_dpicl.privacy.words import choice_words, flip_words, one_per_call, words
 
 _TICKETS = (
@@ -28,7 +28,7 @@ _TICKETS = (
     "for, is a theorem of this library: tickets apply to neither of them."
 )
 
-_NOISE = {"exponential": EXPONENTIAL, "gaussian": GAUSSIAN}
+_NOISE = {"exponential": EXPONENTIAL, "gaussian": WINNER}
 
 
 def plan_options(parser: Any) -> None:

@@ -34,13 +34,12 @@ from langchain_dpicl.privacy.choice import (
     calls_made,
     compared,
     options_of,
-    vote_mechanisms,
 )
 from langchain_dpicl.privacy.lines import LineRequest, PlanLine
 from langchain_dpicl.privacy.plan import PrivacyPlan
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.privacy.solving import about, solve
-from langchain_dpicl.privacy.votes import LEAD, VoteNoise
+from langchain_dpicl.privacy.votes import LEAD, VoteNoise, vote_mechanisms
 
 LABEL_VOTE, GATED, BLIND, TOKENS = "label vote", "gated ensemble", "blind ensemble", "tokens"
 

@@ -30,6 +30,7 @@ from langchain_dpicl.privacy.profile import (
     BoundedRange,
     Direction,
     Gaussian,
+    GaussianWinner,
     Line,
     Profile,
     Subsampled,
@@ -37,7 +38,7 @@ from langchain_dpicl.privacy.profile import (
 
 OURS, PRV, GOOGLE = "langchain-dpicl", "prv-accountant", "dp-accounting"
 
-_PROFILES = "an upper bound: it composes one release's profile, we compose bounded ranges adaptively"
+_PROFILES = "an upper bound: it composes one release's profile, we compose bounded ranges and single bits adaptively"
 
 _TRUNCATED = 1e-15
 """The mass that dp-accounting cuts off the tails of a composition, and counts as an infinite loss."""
@@ -76,7 +77,7 @@ class PLDAccountant:
         return min(max(each.delta(epsilon) for each in both) for both in self._ways(schedule))
 
     def _ways(self, schedule: Sequence[Line]) -> Iterator[list[Composition]]:
-        """Of bounded ranges two bounds: the optimum, tighter except on coarse grids, and the sum of all losses."""
+        """Two bounds if both hold: the optimum of families, tighter but for coarse grids, and the sum of all losses."""
         counts: Counter[tuple[Profile, float]] = Counter()
         for line in schedule:
             counts[line.profile, line.rate] += line.count
@@ -85,10 +86,10 @@ class PLDAccountant:
             most = adaptive.OPERATIONS if self.shared or self.places == MAX_PLACES else adaptive.ROUGHLY
             parts = [[part for line in lines for part in line.parts(way, self.shared, most)] for way in DIRECTIONS]
             yield [Composition(each, self.places) for each in parts]
-            if self.shared and all(count == 1 for each in parts for _, count in each):
-                return  # the optimum's own curve, or the few of several lines: the sum would say no less
-            if not any(isinstance(line.profile, BoundedRange) for line in lines):
-                return  # one release's losses are a curve as well
+            is_whole = self.shared and all(count == 1 for each in parts for _, count in each)
+            kinds = {type(line.profile) for line in lines}
+            if GaussianWinner not in kinds and (is_whole or BoundedRange not in kinds):
+                return  # the sum would say no less: of whole curves, or if one release's losses are a curve as well
         yield compositions(schedule, self.places)
 
 

@@ -35,6 +35,9 @@ What is computed is never below V:
 3. r V(a / r) grows with r, and r V(a / r) - r + a falls. The first serves for a >= 1 and the second for a < 1 (their
    means are what is kept), with ratios moved by their error that way. All terms are positive, and `_STEP_ERROR`
    covers the rounding of one step.
+4. Pairs that are not tried are no further apart than b (`Trials.beyond`) in total variation. Such a pair, composed with
+   a curve V, adds at most b to V(a), and by the mirror a b: so min(1, a) b is added to the others' maximum, which is at
+   least V(a). This part of the curve becomes an infinite loss.
 
 The curve becomes atoms at its corners (connect the dots), for `Composition`.
 """
@@ -115,6 +118,8 @@ class Trials:
         Their weights, without the owner.
     error
         A bound on the relative error of the logarithms.
+    beyond
+        The largest distance in total variation of the pairs that are not tried, after amplification.
     """
 
     def __init__(
@@ -122,10 +127,12 @@ class Trials:
         ratios: tuple[FloatArray, FloatArray],
         weights: tuple[FloatArray, FloatArray],
         error: float = _RATIO_ERROR,
+        beyond: float = 0.0,
     ) -> None:
         self.log_u, self.log_v = ratios
         self.of_u, self.of_v = weights
         self.error = error
+        self.beyond = beyond
         self.highest = float(self.log_u.max())
         self.lowest = float(self.log_v.min())
 
@@ -358,6 +365,7 @@ class _Step:
     def __init__(self, trials: Trials, below: int, above: int, step: float) -> None:
         places = np.asarray(np.arange(-below, above + 1) * step, np.float64)
         self._trials = trials
+        self._beyond = trials.beyond * np.exp(np.minimum(places, 0.0))
         self._reach = math.ceil(max(trials.highest, -trials.lowest) / step * (1.0 + trials.error)) + 2
         ratios = (trials.log_u, trials.log_v)
         self._sides = [
@@ -372,6 +380,7 @@ class _Step:
             for at, filters in self._sides
         ]
         values = np.concatenate([each.max(axis=0) for each in bounds]) * (1.0 + _STEP_ERROR)
+        values += self._beyond
         return np.maximum(values, 1e-280, out=values)  # denormal numbers are slow
 
 

@@ -18,7 +18,7 @@ from langchain_dpicl.privacy.checks import real, whole
 from langchain_dpicl.privacy.lines import LineRequest, PlanLine
 from langchain_dpicl.privacy.mechanisms import OWN_CALLS
 from langchain_dpicl.privacy.solving import about, solve
-from langchain_dpicl.privacy.votes import BIT, EXPONENTIAL, GAUSSIAN, LEAD, VoteNoise
+from langchain_dpicl.privacy.votes import GAUSSIAN, LEAD, WINNER, VoteNoise, vote_mechanisms
 
 OVERTURNED = 0.1
 """Above this chance that noise overturns a unanimous vote, a plan is refused unless its user accepts the noise."""
@@ -133,12 +133,7 @@ def best_vote(
 
 def best_of(found: dict[str, tuple[float, float]]) -> str:
     """The mechanism of `compared` that is overturned less often."""
-    return min(found, key=lambda name: found[name][1], default=GAUSSIAN)
-
-
-def vote_mechanisms(labels: int) -> tuple[str, ...]:
-    """The mechanisms of a vote that gives out its winner."""
-    return (EXPONENTIAL, GAUSSIAN, BIT) if labels == 2 else (EXPONENTIAL, GAUSSIAN)
+    return min(found, key=lambda name: found[name][1], default=WINNER)
 
 
 def compared(
@@ -150,7 +145,7 @@ def compared(
     """
     found = {}
     for name in vote_mechanisms(labels):
-        noise_of = _noise if name == GAUSSIAN else about  # which takes as little time
+        noise_of = about if crowd.own_calls or name != WINNER else _noise  # which takes as little time
         parameter = noise_of(epsilon, delta, LineRequest(name, rate, count, options=options_of(crowd)))
         if parameter is not None:
             noise = VoteNoise(name, parameter, crowd.own_calls)

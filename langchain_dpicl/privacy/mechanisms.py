@@ -17,16 +17,19 @@ from langchain_dpicl.privacy.bits import BitPairs
 from langchain_dpicl.privacy.checks import FrozenMapping
 from langchain_dpicl.privacy.mechanism import Mechanism, Options, count, flag, number, numbers, round_digits
 from langchain_dpicl.privacy.profile import (
+    LEAST_BIT,
+    MOST_BIT,
     BoundedRange,
     BoundedRanges,
     DiscreteGaussian,
     Gaussian,
+    GaussianWinner,
     OneBit,
     Profile,
     ProposeTestRelease,
     lattice_multiplier,
 )
-from langchain_dpicl.privacy.votes import BIT, EXPONENTIAL, VoteNoise, flip_probability
+from langchain_dpicl.privacy.votes import BIT, EXPONENTIAL, GAUSSIAN, WINNER, VoteNoise, flip_probability
 
 OWN_CALLS = "own_calls"
 """The option of a mechanism whose outputs may be of one owner each."""
@@ -35,10 +38,6 @@ PARTS = 32
 """The most mechanisms of one structured answer."""
 
 _LEAST_MEAN = 0.11
-
-_LEAST_BIT = 0.25
-_MOST_BIT = 200.0
-"""Between these sigma the pairs of one bit are listed."""
 
 
 def _lattice(step: float) -> Any:
@@ -112,8 +111,22 @@ class NoisyCounts(_NoisySum, _OfOutputs):
 class Vote(NoisyCounts):
     """The winner of the noisy counts: post-processing of `NoisyCounts`."""
 
-    name = "vote"
+    name = GAUSSIAN
     words = f"the winner of {_NOISY_COUNTS}"
+
+
+@dataclass(frozen=True)
+class VoteWinner(Vote):
+    """The winner of the noisy counts with a prior, among which abstentions have theirs; nothing else leaves.
+
+    With own calls one count moves, and one threshold on it decides the release: one bit (`bits.ThresholdPairs`).
+    Otherwise two counts move, and it costs what they do.
+    """
+
+    name = WINNER
+
+    def build(self, parameter: float) -> Profile:
+        return GaussianWinner(parameter) if self.own_calls else super().build(parameter)
 
 
 @dataclass(frozen=True)
@@ -125,8 +138,8 @@ class VoteBit(_OfOutputs):
 
     name = BIT
     parameter = "sigma"
-    low = _LEAST_BIT
-    high = _MOST_BIT
+    low = LEAST_BIT
+    high = MOST_BIT
     noisier = +1
     neighbours = "one member's output replaced: a lead moves by 2 (own_calls: one output added or removed, by 1)"
     words = "the winner of two labels by their counts' difference plus half-integer Gaussian noise of sigma {p:g}"
@@ -388,6 +401,7 @@ class Head(Mechanism):
 
 _ALL: tuple[type[Mechanism], ...] = (
     Vote,
+    VoteWinner,
     VoteBit,
     NoisyCounts,
     VoteEM,

@@ -30,7 +30,7 @@ from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy import adaptive
 from langchain_dpicl.privacy.adaptive import PairFamily, RangePairs
 from langchain_dpicl.privacy.adaptive import rung as rung
-from langchain_dpicl.privacy.bits import BitPairs
+from langchain_dpicl.privacy.bits import BitPairs, ThresholdPairs
 from langchain_dpicl.privacy.checks import positive, probability, real, whole
 from langchain_dpicl.privacy.losses import FloatArray, Losses, from_tails
 
@@ -51,6 +51,10 @@ _REACH = 13.0
 
 _EXACT = 200.0
 """The largest sigma of a discrete Gaussian whose atoms are listed."""
+
+LEAST_BIT = 0.25
+MOST_BIT = _EXACT
+"""Between these sigma the pairs of one bit are listed."""
 
 
 class Profile(ABC):
@@ -306,6 +310,26 @@ class DiscreteGaussian(SymmetricProfile):
 
 
 @dataclass(frozen=True)
+class GaussianWinner(DiscreteGaussian):
+    """The winner of integer counts plus discrete Gaussian noise, of which one count moves by 1, and nothing else.
+
+    One release is one bit of `bits.ThresholdPairs`. The best of these pairs has the delta(eps) of the noisy count,
+    whose best test is a threshold; but of several releases one bit each shows less than so many noisy counts. Both
+    bounds hold. Beyond the sigma whose pairs are listed there is the second alone.
+    """
+
+    moves: tuple[int, ...] = (1,)
+
+    @property
+    def pairs(self) -> ThresholdPairs | None:
+        return ThresholdPairs(self.sigma) if LEAST_BIT <= self.sigma <= MOST_BIT else None
+
+    def typical(self, rate: float, direction: Direction) -> Losses:
+        """The losses of the pair in the middle, which decides if many releases do."""
+        return super().typical(rate, direction) if self.pairs is None else _middle(self.pairs, rate, direction)
+
+
+@dataclass(frozen=True)
 class BoundedRange(SymmetricProfile):
     """An eps0-bounded-range mechanism: the losses of any pair lie in an interval of length eps0.
 
@@ -394,8 +418,13 @@ class OneBit(Profile):
 
     def typical(self, rate: float, direction: Direction) -> Losses:
         """The losses of the pair in the middle, which decides if many releases do."""
-        trials = self.family.trials(rate)
-        return _of_one(trials, int(np.abs(trials.of_u - trials.of_v).argmin()), direction)
+        return _middle(self.family, rate, direction)
+
+
+def _middle(pairs: PairFamily, rate: float, direction: Direction) -> Losses:
+    """The losses of the pair of coins that are nearest to fair ones."""
+    trials = pairs.trials(rate)
+    return _of_one(trials, int(np.abs(trials.of_u - trials.of_v).argmin()), direction)
 
 
 def _of_one(trials: adaptive.Trials, place: int, direction: Direction) -> Losses:

@@ -122,12 +122,21 @@ def flip_probability(sigma: float, margin: int, labels: int = 2) -> float:
 # -- a vote's noise, of either kind ------------------------------------------------------------------------------------
 
 GAUSSIAN, EXPONENTIAL = "vote", "vote-em"
-"""The mechanisms of a vote that gives out its winner alone."""
+"""Mechanisms of a vote that gives out its winner alone. In the first, abstentions are compared without the prior."""
+
+WINNER = "vote-winner"
+"""The mechanism of a Gaussian vote whose abstentions compete on the winner's scale, so that its winner is one bit."""
 
 BIT = "vote-bit"
 """The mechanism of a vote of two labels whose noise is on their difference: abstentions are no outcome of it."""
 
-VOTES = (GAUSSIAN, EXPONENTIAL, BIT, "scores")
+VOTES = (GAUSSIAN, WINNER, EXPONENTIAL, BIT, "scores")
+
+
+def vote_mechanisms(labels: int) -> tuple[str, ...]:
+    """The mechanisms among which a plan chooses for the winner of a vote; of equally good ones the first."""
+    return (EXPONENTIAL, WINNER, BIT) if labels == 2 else (EXPONENTIAL, WINNER)
+
 
 LEAD = 0.3
 """The share of the votes by which a winner is expected to lead, unless told otherwise."""

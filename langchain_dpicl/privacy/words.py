@@ -16,12 +16,14 @@ from langchain_dpicl.privacy.votes import (
     LEAD,
     TOLD,
     VOTES,
+    WINNER,
     VoteNoise,
     told_probability,
 )
 
 NAMES = {
     EXPONENTIAL: "the exponential mechanism",
+    WINNER: "Gaussian noise",
     GAUSSIAN: "Gaussian noise",
     BIT: "Gaussian noise on the difference",
 }
