@@ -155,7 +155,8 @@ def _weights(sigma: float) -> FloatArray:
     """P(X = k) for k >= 0, X being discrete Gaussian on the integers."""
     places = np.arange(math.ceil((_REACH + 4.0) * sigma) + 4.0)  # beyond, 1e-24 of the last pair's gap is left out
     found: FloatArray = np.exp(-0.5 * (places / sigma) ** 2)
-    return found / (2.0 * found[:0:-1].sum() + found[0])
+    found /= 2.0 * found[:0:-1].sum() + found[0]
+    return found
 
 
 def _covering(absent: FloatArray, absent_low: FloatArray, gap: FloatArray) -> tuple[list[int], FloatArray]:
