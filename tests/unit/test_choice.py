@@ -45,7 +45,7 @@ def test_the_vote_is_the_one_that_noise_overturns_less_often(
     crowd, rate, lead = Crowd(40, expected, own_calls), 0.02, 0.35
     margin, flips = int(lead * expected), {}
     found = compared(epsilon, 1e-5, count, rate, crowd, 3, lead)
-    for name in ("vote", "vote-em"):
+    for name in ("vote-winner", "vote-em"):
         parameter = noise(epsilon, rate, count, name, **options_of(crowd))
         assert found[name][0] == pytest.approx(parameter, rel=0.1)
         flips[name] = VoteNoise(name, parameter, own_calls).flip(margin, 3)
@@ -55,7 +55,7 @@ def test_the_vote_is_the_one_that_noise_overturns_less_often(
 def test_both_votes_are_chosen_somewhere() -> None:
     """Far ahead the Gaussian's tail is the lighter one; next to each other the exponential vote errs less."""
     chosen = {lead: best_vote(1.0, 1e-5, 10, 0.02, Crowd(40, 20.0), 2, lead) for lead in (0.1, 0.9)}
-    assert chosen == {0.1: "vote-em", 0.9: "vote"}
+    assert chosen == {0.1: "vote-em", 0.9: "vote-winner"}
 
 
 def test_the_exponential_vote_overturns_a_quarter_as_often_at_a_margin_of_two() -> None:

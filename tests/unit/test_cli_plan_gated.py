@@ -52,14 +52,14 @@ def test_the_issue_s_own_line_says_all_of_it(capsys: pytest.CaptureFixture[str])
 
 def test_the_plan_is_for_so_many_participations_at_the_gate_s_rate(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(VOTE, capsys)
-    alone = PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines={"vote": LineRequest("vote", 0.1, 200)})
+    alone = PrivacyPlan.solve(epsilon=3.0, delta=1e-5, lines={"vote-winner": LineRequest("vote-winner", 0.1, 200)})
     assert found["plan"] == json.loads(alone.to_json())
     gated = found["gated"]
     assert (gated["rate"], gated["tickets"], gated["exemplars"]) == (0.1, 200, pytest.approx(20.0))
-    assert gated["noise"] == alone.lines["vote"].parameter
+    assert gated["noise"] == alone.lines["vote-winner"].parameter
     assert gated["signal"] == pytest.approx(VOTES / gated["noise"])
-    assert found["lines"]["vote"]["tickets"] == 200
-    assert "releases" not in found["lines"]["vote"]
+    assert found["lines"]["vote-winner"]["tickets"] == 200
+    assert "releases" not in found["lines"]["vote-winner"]
     assert {row["share"]: row["queries"] for row in found["lasts"]} == {
         1.0: 200, 0.5: 400, 0.1: 2000, 200 / 5452: 5452, 0.01: 20_000
     }  # fmt: skip
@@ -149,13 +149,13 @@ def test_every_mechanism(
 
 
 def test_one_owner_per_call_behind_a_gate(capsys: pytest.CaptureFixture[str]) -> None:
-    """All outputs count. A cap takes noise for two counts that move instead of one, and half of an eps0."""
+    """All outputs count. A cap takes noise for two counts that move, and not for one bit; and half of an eps0."""
     line = VOTE.replace("--members 20 --shots 1", "--calls 20")
     own, capped = answer(line, capsys), answer(f"{line} --max-calls 25", capsys)
     assert own["gated"]["outputs"] == capped["gated"]["outputs"] == pytest.approx(20.0)
     assert own["gated"]["signal"] == pytest.approx(20 / own["gated"]["noise"])
-    assert capped["gated"]["signal"] == pytest.approx(own["gated"]["signal"] / math.sqrt(2), rel=0.01)
-    assert (own["lines"]["vote"]["members"], capped["lines"]["vote"]["members"]) == (35, 25)
+    assert 0.75 < capped["gated"]["signal"] / own["gated"]["signal"] * math.sqrt(2) < 0.95
+    assert (own["lines"]["vote-winner"]["members"], capped["lines"]["vote-winner"]["members"]) == (35, 25)
     for options, name, signal in (({OWN_CALLS: 1.0}, "outputs * eps0", 10.0), ({}, "outputs * eps0 / 2", 5.0)):
         each = gate(mechanism="vote-em", calls=True, options=FrozenMapping(options))
         assert (each.signal_name, each.signal(20, 0.5)) == (name, pytest.approx(signal))
@@ -168,7 +168,7 @@ def test_one_owner_per_call_behind_a_gate(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_gated_plan_of_shared_buckets_names_the_calls_of_one_owner_each(capsys: pytest.CaptureFixture[str]) -> None:
     """With the numbers of the plan of as many calls, for the same lead; and so does its refusal."""
-    found = answer(VOTE, capsys)["lines"]["vote"]["choice"]["one_owner_per_call"]
+    found = answer(VOTE, capsys)["lines"]["vote-winner"]["choice"]["one_owner_per_call"]
     calls = f"{TARGET} --accept-noise".replace("--members 20 --shots 1", "--calls 20 --margin 6")
     own = answer(calls, capsys)["lines"]["vote-bit"]
     assert (found["calls"], found["members"], found["mechanism"]) == (20, own["members"], "vote-bit")
@@ -178,7 +178,7 @@ def test_a_gated_plan_of_shared_buckets_names_the_calls_of_one_owner_each(capsys
 
 
 def test_the_bill_is_of_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    line = answer(f"{VOTE} --prompt-tokens 100 --price-in 2", capsys)["lines"]["vote"]
+    line = answer(f"{VOTE} --prompt-tokens 100 --price-in 2", capsys)["lines"]["vote-winner"]
     assert line["cost_per_answer"] == pytest.approx(20 * 100 * 2 / 1e6)
     assert "cost_of_all" not in line, "the number of queries has no limit"
 

@@ -21,7 +21,6 @@ from langchain_dpicl.privacy.lines import LineRequest
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.privacy.profile import DiscreteGaussian, GaussianWinner
-from langchain_dpicl.privacy.solving import solve
 from langchain_dpicl.privacy.votes import BIT, EXPONENTIAL, GAUSSIAN, WINNER, VoteNoise, discrete_gaussian
 
 PLD = PLDAccountant()
@@ -266,18 +265,16 @@ def test_a_vote_of_an_earlier_plan_keeps_its_cost(own: float, epsilon: float) ->
     assert PLD.epsilon([line], 1e-5) == epsilon
 
 
-def test_a_winner_alone_costs_less_than_all_counts() -> None:
-    """Epsilon 1, delta 1e-5, rate .02."""
-    for count, least, most in ((20, 0.96, 0.98), (100, 0.88, 0.9), (1000, 0.8, 0.83), (10_000, 0.79, 0.82)):
-        noise = {}
-        for name in (WINNER, GAUSSIAN):
-            noise[name] = solve(1.0, 1e-5, {"one": LineRequest(name, 0.02, count, options=OWN)})[0]
-        assert least < noise[WINNER] / noise[GAUSSIAN] < most
-        costs = {}
-        for name in (WINNER, GAUSSIAN):
-            line = LineRequest(name, 0.02, count, options=OWN).line(noise[WINNER])
-            costs[name] = PLD.epsilon([line], 1e-5)
-        assert costs[WINNER] / costs[GAUSSIAN] < (0.95 if count == 20 else 0.8)
+@pytest.mark.parametrize(
+    ("count", "sigma", "share"), [(20, 0.9547, 0.95), (100, 1.0373, 0.78), (1000, 2.047, 0.78), (10_000, 6.046, 0.79)]
+)
+def test_a_winner_alone_costs_less_than_all_counts(count: int, sigma: float, share: float) -> None:
+    """At the least noise that keeps epsilon 1 at delta 1e-5 and a rate of .02."""
+    costs = [
+        PLD.epsilon([LineRequest(name, 0.02, count, options=OWN).line(sigma)], 1e-5) for name in (WINNER, GAUSSIAN)
+    ]
+    assert costs[0] <= 1.0
+    assert share - 0.02 < costs[0] / costs[1] < share
 
 
 def test_a_plan_takes_it_where_it_is_overturned_least() -> None:
@@ -299,7 +296,7 @@ def test_what_is_drawn_is_the_law(counts: tuple[int, ...]) -> None:
     vote = bound(LABELS[3], PRIORS[3], members=12)
     offsets = (vote._logs - vote._logs.max()) / VoteNoise(WINNER, sigma, True).nats(3.0, 3)
     reached = VoteNoise(WINNER, sigma, True).abstention_count(12, 3)
-    support, weights = discrete_gaussian(sigma)
+    support, weights = (each[np.abs(discrete_gaussian(sigma)[0]) <= 7] for each in discrete_gaussian(sigma))
     noisy = np.stack(np.meshgrid(*(count + support for count in counts), indexing="ij")).reshape(4, -1)
     chance = np.stack(np.meshgrid(*[weights] * 4, indexing="ij")).reshape(4, -1).prod(axis=0)
     evidence = noisy[:-1] + offsets[:, None]
