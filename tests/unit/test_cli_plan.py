@@ -46,7 +46,7 @@ def test_the_issue_s_own_line_prints_rate_noise_cost_and_flips(capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("mechanism", "extra", "parameter"),
     [
-        ("vote-winner", "--noise gaussian", "sigma"),
+        ("vote-winner", "", "sigma"),
         ("vote-em", "", "eps0"),
         ("scores", "", "sigma"),
         ("joint-em", "", "eps0"),
