@@ -8,7 +8,8 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
@@ -33,6 +34,25 @@ def lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def refused(error_of: Callable[[str], Exception]) -> Iterator[None]:
+    """Raise ``error_of(reason)`` in the place of an `OSError` of the ``with`` block, to which it does not refer."""
+    try:
+        yield
+        return
+    except OSError as error:
+        refusal = error_of(error.strerror or type(error).__name__)
+    try:
+        raise refusal
+    finally:
+        refusal.__context__ = None  # the error, which the block still handles
+
+
+def writing(parameter: str, path: object, after: str = "") -> AbstractContextManager[None]:
+    """Raise `InvalidParameter` for this path if the file system refuses what the ``with`` block writes."""
+    return refused(lambda why: InvalidParameter(parameter, str(path), f"a file that can be written ({why}){after}"))
 
 
 def append(descriptor: int, content: bytes) -> None:
@@ -174,13 +194,12 @@ class LineFile:
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Turn a fault of the file system into `InvalidParameter`, and keep its reason as ``fault``."""
-        try:
+        with refused(self._unwritable):
             yield
-        except OSError as error:
-            self.fault = error.strerror or type(error).__name__
-        else:
-            return
-        raise self.refused(f"{self._kind} that can be written ({self.fault})")
+
+    def _unwritable(self, reason: str) -> InvalidParameter:
+        self.fault = reason
+        return self.refused(f"{self._kind} that can be written ({reason})")
 
     def mend(self) -> None:
         """Take the torn line away."""

@@ -215,7 +215,8 @@ class _Driver(Generic[T]):
         try:
             self.held.append(resume(self.held.pop()))
         except BaseException as error:
-            self._end, self.ended = error, True
+            self._end = error
+            self.ended = True
         return not self.ended
 
     def do(self) -> None:

@@ -152,7 +152,8 @@ def renewer() -> Callable[[], None]:
     It undoes the settings of a call: the thread's object, with all that is written there, its event loop, and its
     profiler and tracer.
     """
-    profiler, tracer = sys.getprofile(), sys.gettrace()
+    profiler = sys.getprofile()
+    tracer = sys.gettrace()
 
     def renew() -> None:
         threading._DummyThread().name = _NAME  # it becomes the thread's object

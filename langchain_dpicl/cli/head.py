@@ -29,7 +29,7 @@ from langchain_dpicl.cli import (
     show,
 )
 from langchain_dpicl.cli.data import keys_of, private_store, read_file
-from langchain_dpicl.durable import replacing
+from langchain_dpicl.durable import replacing, writing
 from langchain_dpicl.errors import DPICLError, InvalidParameter
 from langchain_dpicl.parameters import parameters_of
 
@@ -176,13 +176,8 @@ def _done(options: argparse.Namespace, labels: Sequence[str]) -> PrivateHead | N
 
 def _write_report(path: str, report: FitReport | None) -> None:
     """Write the operator's report, which its owner alone may read."""
-    try:
-        with replacing(Path(path)) as file:
-            file.write(json.dumps(report and asdict(report)).encode() + b"\n")
-        return
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-    raise InvalidParameter("--report", path, f"a file that can be written ({reason}); the head is")
+    with writing("--report", path, "; the head is"), replacing(Path(path)) as file:
+        file.write(json.dumps(report and asdict(report)).encode() + b"\n")
 
 
 def answer_by_head(options: argparse.Namespace, head: PrivateHead | None = None) -> int:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from langchain_dpicl import __version__
 from langchain_dpicl.cli import add_ledger, add_run, check_only, show
-from langchain_dpicl.durable import replacing
+from langchain_dpicl.durable import replacing, writing
 from langchain_dpicl.errors import InvalidParameter
 
 _READERS = (
@@ -83,12 +83,8 @@ def report(options: argparse.Namespace) -> int:
     text = written(parts_of(facts))
     if options.output is None:
         return show(options, facts, text)
-    try:
-        with replacing(Path(options.output)) as file:
-            file.write(text.encode() + b"\n")
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InvalidParameter("--output", options.output, f"a file that can be written ({reason})") from None
+    with writing("--output", options.output), replacing(Path(options.output)) as file:
+        file.write(text.encode() + b"\n")
     return show(options, facts, f"{options.output} is written. {facts['readers']}")
 
 

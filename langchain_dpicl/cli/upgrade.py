@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli import add_run, add_witness, flag, show
-from langchain_dpicl.durable import replacing, sync_folder
+from langchain_dpicl.durable import replacing, sync_folder, writing
 from langchain_dpicl.errors import InvalidConfiguration, InvalidParameter
 
 if TYPE_CHECKING:
@@ -126,15 +126,10 @@ def _store(options: argparse.Namespace, path: Path) -> int:
     from langchain_dpicl.store.upgrade import upgrade_file
 
     about = path.stat()
-    problem = None
-    try:
+    with writing(_WHAT, path):
         if options.dry_run:
             _check_writable(path)
         found = upgrade_file(path, dry_run=options.dry_run)
-    except OSError as error:
-        problem = f"a file that can be written ({error.strerror or type(error).__name__})"
-    if problem is not None:
-        raise InvalidParameter(_WHAT, str(path), problem)
     done = "would become" if options.dry_run else "is now"
     counts = f"{found['exemplars']:,} exemplars of {found['owners']:,} owners"
     lines = [f"{path.name}: format {found['version']} {done} a SQLite database, with {counts}"]
@@ -334,27 +329,24 @@ def _replace(path: Path, about: os.stat_result, kept: Path, old: bytes, new: byt
     """Keep the old content, and put the new in its place, both whole, with the owner, the group and the mode of the old
     file. `InvalidParameter` if that cannot be done; a dry run looks whether it can.
     """
-    problem = None
-    try:
-        is_kept = os.path.lexists(kept)
-        if is_kept and kept.read_bytes() != old:  # else an earlier call was interrupted after it
-            raise FileExistsError
-        if dry_run:
-            _check_writable(path)
-            return
-        mode = stat.S_IMODE(about.st_mode)
-        if not is_kept:
-            with replacing(kept, mode=mode, like=about, is_new=True) as file:
-                file.write(old)
+    mode = stat.S_IMODE(about.st_mode)
+    with writing(_WHAT, path):
+        try:
+            is_kept = os.path.lexists(kept)
+            if is_kept and kept.read_bytes() != old:  # else an earlier call was interrupted after it
+                raise FileExistsError
+            if dry_run:
+                _check_writable(path)
+                return
+            if not is_kept:
+                with replacing(kept, mode=mode, like=about, is_new=True) as file:
+                    file.write(old)
+        except FileExistsError:
+            bound = f"a file beside which no {kept.name} is: the old file is kept under this name"
+            raise InvalidParameter(_WHAT, str(path), bound) from None
         with replacing(path, mode=mode, like=about) as file:
             file.write(new)
         sync_folder(path)
-    except FileExistsError:
-        problem = f"a file beside which no {kept.name} is: the old file is kept under this name"
-    except OSError as error:
-        problem = f"a file that can be written ({error.strerror or type(error).__name__})"
-    if problem is not None:
-        raise InvalidParameter(_WHAT, str(path), problem)
 
 
 def _check_writable(path: Path) -> None:

@@ -14,8 +14,7 @@ from scipy.special import bdtrc
 from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, LogitsModel, attempt, reads
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.privacy.noise import Randomness
-from langchain_dpicl.selection import PoissonExampleSelector
-from langchain_dpicl.selection.rules import Sought
+from langchain_dpicl.selection import PoissonExampleSelector, Sought
 from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.records import Vectors
 from langchain_dpicl.store.view import StoreView

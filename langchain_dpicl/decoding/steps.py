@@ -24,7 +24,8 @@ from langchain_dpicl.private.bucket import Examples
 from langchain_dpicl.release.base import AnyRelease, Doubts
 from langchain_dpicl.release.transaction import Charged, Find, Request
 from langchain_dpicl.release.watched import PublicChain
-from langchain_dpicl.selection.rules import Sought, text_searched
+from langchain_dpicl.selection import Sought
+from langchain_dpicl.selection.rules import text_searched
 from langchain_dpicl.store.base import Numbers
 
 CUT = "released, cut short: the tokens of the budget are spent"

@@ -22,7 +22,7 @@ from typing import Any
 from langchain_dpicl.budget import Receipt
 from langchain_dpicl.calls.flow import run
 from langchain_dpicl.decoding.sampler import DPSampler, Input
-from langchain_dpicl.durable import LineFile, replacing, sync_folder
+from langchain_dpicl.durable import LineFile, refused, replacing, sync_folder, writing
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords, PrivacyBudgetExceeded, PrivacyWarning
 from langchain_dpicl.release.transaction import acting_principal, transact
 
@@ -68,20 +68,15 @@ class Demonstrations(list[dict[str, Any]]):
         if len(self) != len(self.receipts):
             raise InvalidParameter("receipts", len(self.receipts), f"one for each of {len(self)} pairs")
         lines = [to_line({**pair, RECEIPT: receipt}) for pair, receipt in zip(self, self.receipts, strict=True)]
-        try:
-            with replacing(Path(path), mode=0o666) as file:
-                file.writelines(lines)
-        except OSError as error:
-            raise InvalidParameter("path", str(path), f"a file that can be written ({error.strerror})") from None
+        with writing("path", path), replacing(Path(path), mode=0o666) as file:
+            file.writelines(lines)
 
     @classmethod
     def load(cls, path: str | Path) -> Demonstrations:
         """Read a file of `save` or `synthesize_demonstrations`. Raises `InvalidRecords` for anything else."""
         path = Path(path)
-        try:
+        with refused(lambda why: InvalidRecords(f"{path.name!r} cannot be read: {why}")):
             lines, rest = from_lines(path.read_bytes())
-        except OSError as error:
-            raise InvalidRecords(f"{path.name!r} cannot be read: {error.strerror}") from None
         if rest:
             lines.append({})
         for number, line in enumerate(lines, start=1):

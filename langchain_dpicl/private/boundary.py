@@ -369,9 +369,11 @@ class _Round:
                 output = copy.returned(output)
                 if reader is not None:
                     output = await reader.aencode(output) if in_loop else reader.encode(output)
-                found, wait = output, None
+                found = output
+                wait = None
             except BaseException as error:  # no interrupt is delivered to a worker thread: it is the member's own
-                found, wait = self.failed(error), call.wait_after_error(error)
+                found = self.failed(error)
+                wait = call.wait_after_error(error)
             if wait is None or call.overdue():
                 break
             await call.pause(wait, self.stopped, in_loop)
@@ -393,14 +395,17 @@ class Failed:
         """A constant error, to be raised outside of every ``except`` block."""
         if self.known is not None:
             return self.known
-        return otherwise() if self.interrupt is None else self.interrupt()
+        if self.interrupt is not None:
+            return self.interrupt()
+        return otherwise()
 
 
 def guarded(work: Flow[T], shown: tuple[type[DPICLError], ...] = ()) -> Flow[T | Failed]:
     """Run a flow on the private side. Every exception ends here, so that no traceback refers to what is private.
 
-    The flow's functions run in a clean context, as by `in_private`. ``shown`` are the package's own errors that may
-    surface, because their messages hold nothing private: they lose traceback, cause and context.
+    The flow's functions are called here, in a clean context as by `in_private`: a cancellation comes before or after
+    them, and in place of other effects. ``shown`` are the package's own errors that may surface, because their messages
+    hold nothing private: they lose traceback, cause and context.
     """
     held: list[Any] = [None]
     resume: Callable[[Any], Any] = work.send
@@ -411,8 +416,9 @@ def guarded(work: Flow[T], shown: tuple[type[DPICLError], ...] = ()) -> Flow[T |
             try:
                 effect = held.pop()
                 if callable(effect):
-                    effect = partial(clean_context().copy().run, effect)
-                held.append((yield effect))
+                    held.append(clean_context().copy().run(effect))
+                else:
+                    held.append((yield effect))
             except BaseException as error:
                 held[:] = [error]
                 resume = work.throw

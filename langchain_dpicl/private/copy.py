@@ -310,7 +310,8 @@ class Pristine:
         self._data = data
         self.items = pickler.shared
         self.classes = pickler.classes
-        self._modules, self._records = sorted(pickler.modules), pickler.records
+        self._modules = sorted(pickler.modules)
+        self._records = pickler.records
         self.models = pickler.models
         """The chain's models, those included of which each call has a copy."""
         self.searches = pickler.searches
@@ -344,7 +345,8 @@ class Pristine:
         """A class that calls are given objects of, to be copied as this chain is."""
         if kind not in self._of_classes:
             made = object.__new__(Pristine)
-            made.origins, made._share = self.origins, self._share
+            made.origins = self.origins
+            made._share = self._share
             made._pickle(kind)
             self._of_classes[kind] = made
         return self._of_classes[kind]
@@ -391,7 +393,8 @@ class Isolation:
 
 def _own_modules(chain: Any) -> Iterator[str]:
     """The modules in which a chain's own functions and classes are defined: those in its fields, not deeper."""
-    waiting, seen = [chain], dict[int, Any]()
+    waiting = [chain]
+    seen: dict[int, Any] = {}
     while waiting:
         item = waiting.pop()
         if id(item) in seen:

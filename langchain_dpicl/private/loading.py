@@ -40,7 +40,9 @@ class Unpickler(pickle.Unpickler):
         known: dict[tuple[str, str], Any],
     ) -> None:
         super().__init__(file)
-        self._copy, self._origins, self._known = copy, origins, known
+        self._copy = copy
+        self._origins = origins
+        self._known = known
 
     def find_class(self, module: str, name: str, /) -> Any:
         """Return what a pickle takes by its name, as a user's ``__reduce__`` may say: nothing of the user's own."""

@@ -96,7 +96,8 @@ def _with_twins(before: Any, twins: Any) -> Any:
             del known[each]
         if place not in known:
             known[place] = twin = copy.copy(pool)
-            twin._connections, twin._requests = [], []
+            twin._connections = []
+            twin._requests = []
             twin._optional_thread_lock = type(pool._optional_thread_lock)()
         return before(known[place], request)
 

@@ -256,7 +256,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
 
     def _reaches_own(self, obj: Any) -> bool:
         """The same, however deep: in partials, callable objects, hooks of a client."""
-        waiting, seen = gc.get_referents(obj), {id(obj): obj}
+        waiting = gc.get_referents(obj)
+        seen = {id(obj): obj}
         while waiting:
             each = waiting.pop()
             kind = type(each)
@@ -422,7 +423,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
         arguments = (*arguments[:-2], None, None)  # no class of another copy, and none that cloudpickle keeps
         if maker is reducers._make_skeleton_class:
             self._put_off(obj, state[0])
-            maker, arguments, state, setter = skeleton, _with_slots(arguments, state[0]), (OWN, state), fill_class
+            maker = skeleton
+            arguments = _with_slots(arguments, state[0])
+            state = (OWN, state)
+            setter = fill_class
         self.classes.append(obj)
         if issubclass(obj, enum.Enum):  # with aliases, and with what members have beside their values
             arguments = (*arguments[:3], {name: each.value for name, each in obj.__members__.items()}, *arguments[4:])
@@ -432,7 +436,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # without types
                 name: {k: v for k, v in vars(each).items() if k not in _OF_MEMBERS}
                 for name, each in obj.__members__.items()
             }
-            state, setter = (state, own), fill_enum
+            state = (state, own)
+            setter = fill_enum
         return made_class, (OWN, len(self.classes) - 1, maker, arguments), state, None, None, setter
 
     def _function(self, obj: FunctionType) -> Any:
@@ -615,7 +620,8 @@ def _with_slots(arguments: tuple[Any, ...], attributes: dict[str, Any]) -> tuple
 
 def _classes_in(schema: Any) -> list[type]:
     """The classes that a schema names. They are in a pickle before it: a validator reads it whole when it is made."""
-    waiting, found = [schema], list[type]()
+    waiting = [schema]
+    found: list[type] = []
     while waiting:
         each = waiting.pop()
         if type(each) in (dict, list, tuple):

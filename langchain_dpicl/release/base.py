@@ -35,8 +35,7 @@ from langchain_dpicl.privacy.lines import PlanLine
 from langchain_dpicl.private import Closed, Released
 from langchain_dpicl.private.reach import is_one, reachable
 from langchain_dpicl.release.transaction import Release, Request
-from langchain_dpicl.selection import PoissonExampleSelector
-from langchain_dpicl.selection.rules import Sought
+from langchain_dpicl.selection import PoissonExampleSelector, Sought
 from langchain_dpicl.store import ExemplarStore
 
 if TYPE_CHECKING:
@@ -320,8 +319,11 @@ def as_tool(
         raise InvalidParameter("name", name, "a non-empty string")
     if not isinstance(description, str) or not description:
         raise InvalidParameter("description", description, "a non-empty string, for the agent")
-    arguments = {"query": "the question"} if inputs is None else dict(inputs)
-    keys = {"query": found[0].query_key} if inputs is None else {key: key for key in arguments}
+    arguments = {"query": "the question"}
+    keys = {"query": found[0].query_key}
+    if inputs is not None:
+        arguments = dict(inputs)
+        keys = {key: key for key in arguments}
     for argument, meaning in arguments.items():
         named = isinstance(argument, str) and _ARGUMENT.fullmatch(argument) and argument not in _TAKEN
         if not named or not isinstance(meaning, str):

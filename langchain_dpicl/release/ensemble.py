@@ -29,8 +29,8 @@ from langchain_dpicl.release.advice import poor_plan
 from langchain_dpicl.release.base import Doubts
 from langchain_dpicl.release.rehearsal import Rehearsal, Rehearsed, Rehearsing
 from langchain_dpicl.release.watched import Heard, PublicChain, WatchedExamples
-from langchain_dpicl.selection import Examples, PoissonExampleSelector
-from langchain_dpicl.selection.rules import Sought, text_searched
+from langchain_dpicl.selection import Examples, PoissonExampleSelector, Sought
+from langchain_dpicl.selection.rules import text_searched
 from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.filters import operator_in
 from langchain_dpicl.store.records import Vectors
@@ -203,7 +203,8 @@ class PrivateEnsemble(Withheld, Closed, Sealed):
                 raise InvalidParameter(parameter, type(given).__name__, "a list")
         if any(not isinstance(name, str) for name in isolate):
             raise InvalidParameter("isolate", [type(name).__name__ for name in isolate], "names of packages")
-        self.share, self.isolate = tuple(share), tuple(isolate)
+        self.share = tuple(share)
+        self.isolate = tuple(isolate)
         self.count_empty = bool(count_empty)
         if self.count_empty and (selector.calls is not None or member is None):
             raise InvalidParameter(

@@ -107,7 +107,9 @@ class DPAggregate(Aggregation["SealedRelease[T]"], Generic[T]):
         if not isinstance(aggregator, Aggregator):
             raise InvalidParameter("aggregator", type(aggregator).__name__, "an Aggregator such as NoisyVote")
         check_budget(budget, return_receipt)
-        self.aggregator, self.budget, self.line = aggregator, budget, line
+        self.aggregator = aggregator
+        self.budget = budget
+        self.line = line
         self.return_receipt = bool(return_receipt)
 
     def _fused(self, ensemble: PrivateEnsemble) -> SealedRelease[T]:
@@ -132,11 +134,15 @@ class SealedRelease(AnyRelease[T]):
     """
 
     def __init__(self, ensemble: PrivateEnsemble, aggregate: DPAggregate[T]) -> None:
-        self.ensemble, self.selector = ensemble, ensemble.selector
-        self.aggregator, self.budget = aggregate.aggregator, aggregate.budget
-        self.line_name, self.return_receipt = aggregate.line, aggregate.return_receipt
+        self.ensemble = ensemble
+        self.selector = ensemble.selector
+        self.aggregator = aggregate.aggregator
+        self.budget = aggregate.budget
+        self.line_name = aggregate.line
+        self.return_receipt = aggregate.return_receipt
         self._check_fit()
-        self.mechanism, self.choices = self.aggregator.mechanism, self.aggregator.choices
+        self.mechanism = self.aggregator.mechanism
+        self.choices = self.aggregator.choices
         self.options = dict(self.aggregator.options)
         if OWN_CALLS in family_of(self.mechanism).fixed():
             self.options[OWN_CALLS] = float(self.selector.own_calls)  # also 0: a line's noise is for one of the two
@@ -154,10 +160,14 @@ class SealedRelease(AnyRelease[T]):
         self._candidates: PublicChain | None = None  # chain, number, time limit
         if (calls := self.aggregator.public_calls()) is not None:
             self._candidates = ensemble.public_chain(*calls)
-        own = "" if self.selector.calls is None else f" calls={self.selector.calls!r}"
-        gate = "" if self.selector.threshold is None else f" threshold={self.selector.threshold!r}"
-        search = "" if self.selector.search_query is None else " search_query"
-        self._variant = f"{self.aggregator.variant} members={ensemble.members}{own}{ensemble.variant}{gate}{search}"
+        self._variant = f"{self.aggregator.variant} members={ensemble.members}"
+        if self.selector.calls is not None:
+            self._variant += f" calls={self.selector.calls!r}"
+        self._variant += ensemble.variant
+        if self.selector.threshold is not None:
+            self._variant += f" threshold={self.selector.threshold!r}"
+        if self.selector.search_query is not None:
+            self._variant += " search_query"
         self._use_budget(stacklevel=5)
 
     def _check_fit(self) -> None:
@@ -274,10 +284,10 @@ class SealedRelease(AnyRelease[T]):
     def prepare(self, request: Request) -> Flow[tuple[Aggregator[Any], Any]]:
         """The aggregator for this query, and the search of the selector: its embedding and filter."""
         values = request.asked
-        text = None if self.selector.nearest_to is None else (yield from self.ensemble.search_text(values))
-        if text is None:
+        if self.selector.nearest_to is None:
             query = self.selector.seek(None, request.wanted)
         else:
+            text = yield from self.ensemble.search_text(values)
             query = yield from self.looked_for(request, text)
         answers: Sequence[object] = ()
         if self._candidates is not None:
@@ -302,13 +312,15 @@ class SealedRelease(AnyRelease[T]):
         return aggregator, query
 
     def ask_model(self, values: Any = None) -> Flow[type[BaseException] | None]:
+        if not self.ensemble.has_member:
+            return None
         if values is None:
             values = dict.fromkeys({*self.ensemble.needs, self.query_key, self.store.input_key}, "ready?")
-        return (yield from self.ensemble.ask(values)) if self.ensemble.has_member else None
+        return (yield from self.ensemble.ask(values))
 
     def eligible(self, ready: Any) -> Find | None:
         """Finds the owners near enough to the query, with an exemplar that passes its filter."""
-        return None if ready is None else partial(self.selector.eligible, ready[1])
+        return partial(self.selector.eligible, ready[1])
 
     def work(self, charged: Charged) -> Flow[Any]:
         """Sample, call the members, aggregate."""
@@ -325,11 +337,10 @@ class SealedRelease(AnyRelease[T]):
 
     def kept(self, charged: Charged, release: Any) -> tuple[str, str | None, int]:
         """The outcome and the text of the release, by the aggregator."""
-        return (
-            self.aggregator.outcome(release),
-            None if release is None else self.aggregator.dump(release),
-            0,
-        )
+        outcome = self.aggregator.outcome(release)
+        if release is None:
+            return outcome, None, 0
+        return outcome, self.aggregator.dump(release), 0
 
     def answer(self, charged: Charged, release: Any, receipt: Receipt) -> Flow[Any]:
         """The release, or `MembersAbstained` if it says so."""

@@ -92,7 +92,8 @@ def suggest_threshold(
     if many texts are equally near. Raises `InvalidParameter`, `ModelUnavailable` if the
     model fails on a query, and what a store raises on texts that cannot be embedded.
     """
-    asked, shown = public_texts("queries", queries), public_texts("texts", texts)
+    asked = public_texts("queries", queries)
+    shown = public_texts("texts", texts)
     slots = _slots(owner_of, len(shown))
     held = int(slots.max()) + 1
     crowd = held if owners is None else checks.whole("owners", owners)

@@ -118,8 +118,9 @@ class Charged:
     @property
     def participants(self) -> Numbers | None:
         """The owners who paid, if owners pay. Private, and given once."""
-        paid = self.entry.participants if isinstance(self.entry, Charge) else None
-        return None if paid is None else paid.take()
+        if not isinstance(self.entry, Charge) or self.entry.participants is None:
+            return None
+        return self.entry.participants.take()
 
 
 class Release(ABC):
@@ -150,12 +151,17 @@ class Release(ABC):
         ``asked`` decide which requests are equal; ``text`` is what receipts keep if the deployer keeps queries."""
         refuse_langserve()
         principal = _principal.get()
-        wanted = None if rules is None else rules.wanted(asked, principal)
-        variant += "" if wanted is None else f" filter={wanted}"
+        wanted = None
+        if rules is not None:
+            wanted = rules.wanted(asked, principal)
+        if wanted is not None:
+            variant += f" filter={wanted}"
         known = None
         if self.budget.replay or self.budget.keep_queries:
             known = line.query_id(content, variant, principal)
-        kept = json.dumps(text, default=repr, ensure_ascii=False) if self.budget.keep_queries else ""
+        kept = ""
+        if self.budget.keep_queries:
+            kept = json.dumps(text, default=repr, ensure_ascii=False)
         return Request(asked, line, principal, known, kept, wanted)
 
     @abstractmethod
@@ -297,7 +303,8 @@ def _charged(release: Release, requests: Sequence[Request], ready: Sequence[Any]
 
 def settle(release: Release, charged: Charged) -> Flow[tuple[Any, Receipt]]:
     """Steps 5 and 6: the answer and its receipt. What the ledger had is replayed."""
-    request, entry = charged.request, charged.entry
+    request = charged.request
+    entry = charged.entry
     if isinstance(entry, Replayed):
         return (yield from release.replay(request, entry)), entry.receipt
     found = yield from guarded(release.work(charged), release.shown)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import repeat
 from typing import Any, NoReturn
@@ -49,17 +50,55 @@ from langchain_dpicl.selection.rules import (
     OfPrincipal,
     OfRequests,
     Rules,
-    Sought,
     search_query_of,
     text_searched,
 )
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.filters import MetadataFilter
+from langchain_dpicl.store.matrix import reaches
 from langchain_dpicl.store.records import Vectors, attempt
+from langchain_dpicl.store.view import StoreView
 
 _BUCKET = round(2 * FULLEST)
 """Owners whom a bucket holds at most if the plan chooses the rate."""
+
+
+@dataclass(frozen=True, repr=False)
+class Sought:
+    """A question to the store, from a selector with these ``rules``. Public.
+
+    The query's vector, if nearness counts; the similarity that an exemplar has to reach; the filter that it has to
+    pass.
+    """
+
+    rules: Rules
+    vector: Vectors | None = None
+    threshold: float | None = None
+    wanted: MetadataFilter | None = None
+
+    def eligible(self, view: StoreView) -> Numbers:
+        """The owners with an exemplar that counts. Private."""
+        if self.threshold is not None:
+            return view.eligible(self.vector, self.threshold, self.wanted)
+        return view.numbers if self.wanted is None else view.eligible(None, -1.0, self.wanted)
+
+    def rows(self, view: StoreView, owners: Numbers) -> tuple[Numbers, Numbers, NDArray[np.float32]]:
+        """Of these owners' exemplars those that count, each by itself: their rows, each one's position in ``owners``,
+        and how far it is from the query, 0 for each if nearness does not count. Private.
+
+        What every call sees comes from here. Of an eligible owner there is a row: `reaches` decides in both.
+        """
+        rows, position = view.rows_of(owners)
+        near = np.zeros(len(rows), np.float32)
+        if self.vector is not None:
+            near = view.similarity(rows, self.vector)
+        counts = np.ones(len(rows), np.bool_)
+        if self.threshold is not None:
+            counts = reaches(near, self.threshold)
+        if self.wanted is not None:
+            counts[counts] = view.passing(rows[counts], self.wanted)
+        return rows[counts], position[counts], -near[counts]
 
 
 class BucketSelector(OwnBucket, BaseExampleSelector):
@@ -444,8 +483,8 @@ class PoissonExampleSelector(OwnBucket, Closed, BaseExampleSelector):
             kept = kept[_first_of_each(position[kept], self.exemplars_per_owner)]
             # Of one bucket's rows the nearest, else the first by their owners' own priorities.
             bucket_of = member_of[position]
-            keys = (order_within, priority[position], far, bucket_of)
-            kept = kept[np.lexsort(tuple(key[kept] for key in keys))]
+            by_bucket = np.lexsort((order_within[kept], priority[position[kept]], far[kept], bucket_of[kept]))
+            kept = kept[by_bucket]
             kept = kept[_first_of_each(bucket_of[kept], self.max_exemplars)]
             exemplars = view.read(rows[kept])
             vectors: Iterable[Vectors | None] = view.vectors(rows[kept]) if with_vectors else repeat(None)

@@ -11,21 +11,15 @@ gives says equality, or is a `Condition`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import coerce_to_runnable
-from numpy.typing import NDArray
 
 from langchain_dpicl.aggregators.reading import answer_of
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable
-from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.filters import Condition, MetadataFilter
-from langchain_dpicl.store.matrix import reaches
-from langchain_dpicl.store.records import Vectors, attempt
-from langchain_dpicl.store.view import StoreView
+from langchain_dpicl.store.records import attempt
 
 Metadata = Mapping[str, Any] | Condition
 """A filter, in the language of `langchain_dpicl.store.filters`."""
@@ -36,43 +30,6 @@ OfPrincipal = Callable[[str], Metadata | Literal["everything"]] | None
 
 EVERYTHING = "everything"
 """What a ``visible_to`` gives for a caller who may see all. None is refused, as who has no rule sees nothing."""
-
-
-@dataclass(frozen=True, repr=False)
-class Sought:
-    """A question to the store, from a selector with these ``rules``. Public.
-
-    The query's vector, if nearness counts; the similarity that an exemplar has to reach; the filter that it has to
-    pass.
-    """
-
-    rules: Rules
-    vector: Vectors | None = None
-    threshold: float | None = None
-    wanted: MetadataFilter | None = None
-
-    def eligible(self, view: StoreView) -> Numbers:
-        """The owners with an exemplar that counts. Private."""
-        if self.threshold is not None:
-            return view.eligible(self.vector, self.threshold, self.wanted)
-        return view.numbers if self.wanted is None else view.eligible(None, -1.0, self.wanted)
-
-    def rows(self, view: StoreView, owners: Numbers) -> tuple[Numbers, Numbers, NDArray[np.float32]]:
-        """Of these owners' exemplars those that count, each by itself: their rows, each one's position in ``owners``,
-        and how far it is from the query, 0 for each if nearness does not count. Private.
-
-        What every call sees comes from here. Of an eligible owner there is a row: `reaches` decides in both.
-        """
-        rows, position = view.rows_of(owners)
-        near = np.zeros(len(rows), np.float32)
-        if self.vector is not None:
-            near = view.similarity(rows, self.vector)
-        counts = np.ones(len(rows), np.bool_)
-        if self.threshold is not None:
-            counts = reaches(near, self.threshold)
-        if self.wanted is not None:
-            counts[counts] = view.passing(rows[counts], self.wanted)
-        return rows[counts], position[counts], -near[counts]
 
 
 def search_query_of(given: Any, nearest_to: str | None) -> Runnable[Any, Any] | None:

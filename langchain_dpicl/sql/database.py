@@ -254,7 +254,7 @@ class Database:
         self._check()
         if self.is_in_memory and (mine := getattr(self._here, "moment", None)) is not None:
             if kind != "read":
-                self._refuse_within_a_moment()
+                raise self._within_a_moment()
             return work(mine)
         deadline = math.inf
         pause = 0.002
@@ -290,7 +290,8 @@ class Database:
         turn: Any = contextlib.nullcontext()
         if self.is_in_memory:
             turn = self._writers
-            self._refuse_within_a_moment()
+            if getattr(self._here, "moment", None) is not None:
+                raise self._within_a_moment()
         fault = ""
         self._enter()
         try:
@@ -315,10 +316,9 @@ class Database:
             finally:
                 refusal.__context__ = None  # the driver's error, which the block still handles, may quote a value
 
-    def _refuse_within_a_moment(self) -> None:
-        """A database in memory has one connection, which a moment of this thread has."""
-        if getattr(self._here, "moment", None) is not None:
-            raise self.error(f"the {self.noun} in memory is used within a reading of it: end the reading first")
+    def _within_a_moment(self) -> DPICLError:
+        """The error of a use within a moment of this thread, which has the one connection to a database in memory."""
+        return self.error(f"the {self.noun} in memory is used within a reading of it: end the reading first")
 
     def _once(self, work: Callable[[Connection], T], kind: Kind) -> T:
         """One try of a transaction, which ends with its COMMIT."""

@@ -75,14 +75,3 @@ class Identity(NamedTuple):
 
     content: bytes
     is_named: bool
-
-
-class Parting(NamedTuple):
-    """An owner that is about to go. Private.
-
-    Its exemplars' ids, and the calls that end it in the ledgers.
-    """
-
-    ids: Sequence[int] = ()
-    ends: Sequence[Callable[[], object]] = ()
-    failed: Exception | None = None

@@ -10,7 +10,7 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NoReturn, TypeVar
 from urllib.parse import quote
@@ -54,6 +54,7 @@ class StoreDatabase(sql.Database):
     answer_seconds: ClassVar[float] = 600  # a gate on the server goes over all rows
     idle_seconds: ClassVar[float] = 600  # a head is fitted on the records of one moment
     options: Mapping[str, Any] = {"pool_size": 5, "max_overflow": 15, "pool_pre_ping": True}
+    _check = staticmethod(shut.check_records)
 
     def __init__(self, url: str | URL) -> None:
         super().__init__(url)
@@ -71,15 +72,9 @@ class StoreDatabase(sql.Database):
         """Make SQLite's file, which its owner alone may read, if there is none. Raises `StoreFileError`."""
         if self.path is None:
             return
-        fault = ""
-        try:
+        refusal = f"the exemplar store {self.shown!r} cannot be made"
+        with durable.refused(lambda why: StoreFileError(f"{refusal}: {why}")), contextlib.suppress(FileExistsError):
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL, 0o600))
-        except FileExistsError:
-            pass
-        except OSError as error:
-            fault = error.strerror or type(error).__name__
-        if fault:
-            raise StoreFileError(f"the exemplar store {self.shown!r} cannot be made: {fault}")
 
     def check_file(self) -> None:
         """Raise `StoreFileError` for a file of SQLite's that is not there, or that an earlier version made.
@@ -90,19 +85,17 @@ class StoreDatabase(sql.Database):
         if self.path is None:
             return
         name = os.path.basename(self.path)
-        fault = ""
-        try:
+        start = b""
+        with durable.refused(lambda why: StoreFileError(f"{name!r} cannot be read: {why}")):
+            if not os.path.exists(self.path):
+                raise FileNotFoundError(errno.ENOENT, "no such file")
             if not self._is_database():
                 with open(self.path, "rb") as file:
-                    is_earlier = file.read(2) == b"PK"
-                if is_earlier:
-                    fault = f"an earlier version made it: dpicl upgrade {name} makes a store of it"
-        except FileNotFoundError:
-            fault = "no such file"
-        except OSError as error:
-            fault = error.strerror or type(error).__name__
-        if fault:
-            raise StoreFileError(f"{name!r} cannot be read: {fault}")
+                    start = file.read(2)
+        if start == b"PK":
+            raise StoreFileError(
+                f"{name!r} cannot be read: an earlier version made it: dpicl upgrade {name} makes a store of it"
+            )
 
     def _is_database(self) -> bool:
         """False if SQLite cannot open the file, or finds something else in it. Raises `OSError` if it is not there."""
@@ -116,9 +109,6 @@ class StoreDatabase(sql.Database):
         except sqlite3.Error as error:
             return error.sqlite_errorcode & 0xFF not in not_one
         return True
-
-    def _check(self) -> None:
-        shut.check_records()
 
     def _warn_of_memory(self) -> None:
         pass
@@ -161,12 +151,9 @@ class StoreDatabase(sql.Database):
 
     def _lock_file(self) -> int:
         """A descriptor of the file beside SQLite's that is locked. Raises `StoreFileError`."""
-        fault = ""
-        try:
-            return os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            fault = error.strerror or type(error).__name__
-        raise StoreFileError(f"the lock {os.path.basename(str(self.path))}.lock cannot be made: {fault}")
+        path = f"{self.path}.lock"
+        with durable.refused(lambda why: StoreFileError(f"the lock {os.path.basename(path)} cannot be made: {why}")):
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def copy_to(self, path: str) -> None:
         """Copy a database in memory to a file of SQLite's."""
@@ -207,19 +194,6 @@ def fetch_parts(connection: Connection | None, statement: str, size: int, **valu
             yield rows
 
 
-def among(connection: Connection, column: str, kind: str = "bigint") -> str:
-    """The condition that a column has one of ``:given``, which `given` makes."""
-    if connection.dialect.name == "sqlite":
-        return f"{column} IN (SELECT value FROM json_each(:given))"
-    return f"{column} = ANY(CAST(:given AS {kind}[]))"
-
-
-def given(connection: Connection, values: Iterable[Any]) -> object:
-    """Numbers or texts as the value of ``:given``."""
-    listed = list(values)
-    return json.dumps(listed) if connection.dialect.name == "sqlite" else listed
-
-
 def fetch_among(
     connection: Connection | None,
     statement: str,
@@ -228,13 +202,12 @@ def fetch_among(
     kind: str = "bigint",
 ) -> list[Any]:
     """The rows in which a column has one of these values; the statement ends before this condition."""
+    condition = f"{column} = ANY(CAST(:given AS {kind}[]))"
+    as_given: Callable[[Any], Any] = list
+    if connection is not None and connection.dialect.name == "sqlite":
+        condition = f"{column} IN (SELECT value FROM json_each(:given))"
+        as_given = json.dumps
     found: list[Any] = []
     for start in range(0, len(values), MANY):
-        part = values[start : start + MANY]
-        if connection is not None and connection.dialect.name == "sqlite":
-            asked = f"{statement} {column} IN (SELECT value FROM json_each(:given))"
-            found += fetch(connection, asked, given=json.dumps(part))
-        else:
-            asked = f"{statement} {column} = ANY(CAST(:given AS {kind}[]))"
-            found += fetch(connection, asked, given=part)
+        found += fetch(connection, f"{statement} {condition}", given=as_given(values[start : start + MANY]))
     return found

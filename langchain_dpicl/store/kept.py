@@ -113,7 +113,7 @@ class TrialStore(ExemplarStore):
 
 def without(store: ExemplarStore, records: Sequence[Mapping[str, Any]]) -> TrialStore:
     """A store's exemplars but those of the owners of these records. Nothing is embedded."""
-    keys = RecordKeys(store.input_key, store.output_key, store.owner_key)
+    keys = store._collection.keys
     batch = check_records(records, keys, None)
     held, vectors = content_of(store)
     kept: list[int] = []
@@ -180,7 +180,7 @@ def _made_equal(store: ExemplarStore, keys: RecordKeys, batch: Batch, notes: Not
     held, vectors = content_of(store)
     was_forgotten = store._forgotten()
     known = {str(unpack(each.content).get(store.input_key)): row for row, each in enumerate(held)}
-    own = RecordKeys(store.input_key, store.output_key, store.owner_key)
+    own = store._collection.keys
     bound = ""
     if own != keys:
         bound = f"a store of these keys: it has {', '.join(f'{name}={key!r}' for name, key in own._asdict().items())}"
@@ -226,5 +226,6 @@ def _is_of_model(store: ExemplarStore, known: Mapping[str, int], vectors: Vector
     text = next(filter(str.strip, known), None)
     if text is None:
         return True
-    again, own = embed(store.embeddings, [text])[0], vectors[known[text]]
+    again = embed(store.embeddings, [text])[0]
+    own = vectors[known[text]]
     return again.shape == own.shape and float(again @ own) >= _ALIKE * float(own @ own)

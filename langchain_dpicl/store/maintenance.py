@@ -36,7 +36,6 @@ from langchain_dpicl.private import PrivateRecords
 from langchain_dpicl.store.base import Arrival, Held, Numbers
 from langchain_dpicl.store.records import (
     Batch,
-    RecordKeys,
     Vectors,
     as_matrix,
     attempt,
@@ -95,8 +94,7 @@ def follow_collection(store: OpenStore, vectorstore: VectorStore) -> IndexingRes
 
 def checked(store: OpenStore, documents: Iterable[Document]) -> Batch:
     """Documents, checked and packed under the store's keys. Raises `InvalidRecords`."""
-    keys = RecordKeys(store.input_key, store.output_key, store.owner_key)
-    return check_records(records_of(documents, store.input_key), keys, None)
+    return check_records(records_of(documents, store.input_key), store._collection.keys, None)
 
 
 def content_of(store: OpenStore) -> tuple[list[Held], Vectors]:

@@ -26,7 +26,6 @@ from langchain_dpicl.store.base import (
     Arrival,
     Numbers,
     OwnerWatcher,
-    Parting,
     Watcher,
     embedder_of,
     owner_mark,
@@ -45,7 +44,7 @@ from langchain_dpicl.store.records import (
     embed,
     embed_query,
 )
-from langchain_dpicl.store.view import StoreView
+from langchain_dpicl.store.view import StoreView, moment_of
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -66,12 +65,19 @@ class _Here(threading.local):
     view: StoreView | None = None
 
 
+class _Memory:
+    """All that this process has read of a store: the owners' numbers, and all rows if something has asked for them."""
+
+    def __init__(self) -> None:
+        self.numbers: Numbers = np.empty(0, np.int64)
+        self.matrix: Matrix | None = None
+
+
 class OpenStore(PrivateRecords):
     """A store that is open: it is read, followed and changed. `ExemplarStore` is the one to use."""
 
     _database: Shut[StoreDatabase] = Shut()
-    _matrix: Shut[Matrix | None] = Shut()
-    _numbers: Shut[Numbers] = Shut()
+    _memory: Shut[_Memory] = Shut()
 
     def __init__(
         self,
@@ -126,10 +132,9 @@ class OpenStore(PrivateRecords):
         """Of the vectors."""
         self._database.opened = True
         self._here = _Here()
-        self._matrix = None
-        self._numbers = np.empty(0, np.int64)
+        self._memory = _Memory()
         self._key: bytes | None = None
-        self._seen = self._database.run(partial(tables.moment_of, collection=found), "read").entry
+        self._seen = self._database.run(partial(moment_of, collection=found), "read").entry
 
     # -- public facts --------------------------------------------------------------------------------------------------
 
@@ -191,21 +196,20 @@ class OpenStore(PrivateRecords):
     def _followed(self, connection: Connection) -> StoreView:
         """This transaction's moment, to which what is in memory has followed."""
         collection = self._collection
-        moment = tables.moment_of(connection, collection)
+        moment = moment_of(connection, collection)
         if moment.identity != collection.identity or moment.entry < self._seen:
             raise StoreFileChanged(
                 f"the collection {collection.name!r} is another one, or older, than this process has read: owners who "
                 "were forgotten since may be in it; open the store in a new process"
             )
-        numbers = self._numbers
-        if len(numbers) != moment.next_number:
-            numbers = np.arange(moment.next_number)
-            self._numbers = numbers
-        matrix = self._matrix
-        view = StoreView(collection, connection, moment, numbers, matrix, self._load)
+        memory = self._memory
+        if len(memory.numbers) != moment.next_number:
+            memory.numbers = np.arange(moment.next_number)
+        matrix = memory.matrix
+        view = StoreView(collection, connection, moment, memory.numbers, matrix, self._load)
         if matrix is not None and matrix.entry < moment.entry:
             went = view.went_since(matrix.entry)
-            self._matrix = view.known = matrix.followed(moment.entry, went, view.came_since(matrix.entry))
+            memory.matrix = view.known = matrix.followed(moment.entry, went, view.came_since(matrix.entry))
         return view
 
     def _tell_watchers(self, view: StoreView) -> None:
@@ -220,18 +224,19 @@ class OpenStore(PrivateRecords):
         if not self._in_memory:
             return None
         with self._database.loading:
-            latest = self._matrix
+            memory = self._memory
+            latest = memory.matrix
             if latest is not None and latest.entry == view.moment.entry:
                 return latest
             nothing = np.empty(0, np.int64)
             made = Matrix.empty(self.dimension).followed(view.moment.entry, nothing, view.came_since(0))
             if latest is None:
-                self._matrix = made
+                memory.matrix = made
             return made
 
     def refresh(self) -> bool:
         """Take over what other processes have changed; whether there was anything. Every reading does it."""
-        moment = self._database.run(partial(tables.moment_of, collection=self._collection), "read")
+        moment = self._database.run(partial(moment_of, collection=self._collection), "read")
         if (moment.identity, moment.entry) == (self._collection.identity, self._seen):
             return False
         with self.reading():
@@ -244,7 +249,7 @@ class OpenStore(PrivateRecords):
 
     def close(self) -> None:
         """Close the connections, and drop the vectors in memory. A store in memory is gone then."""
-        self._matrix = None
+        self._memory.matrix = None
         self._database.close()
 
     def __repr__(self) -> str:
@@ -285,8 +290,9 @@ class OpenStore(PrivateRecords):
         if not batch.texts:
             return []
         matrix = batch.embed(self.embeddings, vectors, self.dimension, progress=progress, batch=self.batch)
-        ids = self._database.run(partial(tables.insert, into=self._collection, batch=batch, matrix=matrix))
-        return list(ids)
+        arrival = Arrival(batch, matrix, [""] * len(matrix))
+        came, _ = self._database.run(partial(tables.change, collection=self._collection, arrival=arrival))
+        return came
 
     def _change(self, arrival: Arrival | None, gone: Sequence[str]) -> None:
         """Remove these documents and those that are replaced, and add the arrivals, in one step.
@@ -295,7 +301,8 @@ class OpenStore(PrivateRecords):
         For `maintenance` and whatever follows a source: it is not a forgetting, so ledgers keep the owners' marks.
         """
         work = partial(tables.change, collection=self._collection, arrival=arrival, gone=gone)
-        if self._database.run(work):
+        _, went = self._database.run(work)
+        if went:
             try:
                 self.refresh()
             finally:
@@ -323,48 +330,38 @@ class OpenStore(PrivateRecords):
         A keyed hash of the owner stays, and the owner's number as a gap: the data file of a collection that follows one
         does not bring the owner back. If the store cannot be written, call it again: the owner gets no new tickets.
         """
-        partings: list[Parting] = []
+        ends: list[Callable[[], object]] = [self.refresh]
         self.mark_keys()  # before the transaction, which another connection's would wait for
-
-        def leave(connection: Connection) -> None:
-            gone = tables.delete(connection, self._collection, str(owner), self._delete_keys)
-            partings.append(self._leave(gone))
-
-        self._database.run(leave)
+        ids = self._database.run(partial(self._leave, owner=str(owner), ends=ends))
         try:
-            self._tell(partings)
+            self._tell(ends)
         finally:
             if not self._tidy():
                 warnings.warn(NOT_YET, PrivacyWarning, stacklevel=2)
-        return len(partings[-1].ids)
+        return len(ids)
 
-    def _leave(self, gone: tables.Gone) -> Parting:
-        """Tell the ledgers of an owner that is about to go.
+    def _leave(self, connection: Connection, owner: str, ends: list[Callable[[], object]]) -> list[int]:
+        """Delete an owner, after its ledgers have heard, and return its exemplars' ids. ``ends`` gets the calls that
+        end it there.
 
-        A ledger that fails keeps its mark: an owner who comes again has what it had left.
+        A ledger that fails keeps its mark: an owner who comes again has what it had left. Its error comes at the end.
         """
-        ends: list[Callable[[], object]] = []
-        failed: Exception | None = None
-        if gone.identity is None:
-            return Parting(gone.ids)
-        mark_of = partial(owner_mark, content=gone.identity.content, named=gone.identity.is_named)
-        for watcher in self._owner_watchers:
-            try:
-                ends.append(watcher(self.mark_keys(), mark_of))
-            except Exception as error:
-                failed = failed or error
-        return Parting(gone.ids, ends, failed)
+        gone = tables.delete(connection, self._collection, owner, self._delete_keys)
+        if gone.identity is not None:
+            mark_of = partial(owner_mark, content=gone.identity.content, named=gone.identity.is_named)
+            for watcher in self._owner_watchers:
+                try:
+                    ends.append(watcher(self.mark_keys(), mark_of))
+                except Exception as error:
+                    ends.append(partial(_fail, error))
+        return gone.ids
 
-    def _tell(self, partings: Sequence[Parting]) -> None:
-        """Call the watchers about an owner that went. If one fails, others still hear."""
-        told: list[Callable[[], object]] = [self.refresh]
+    def _tell(self, ends: Iterable[Callable[[], object]]) -> None:
+        """Make all of these calls. The first error, or an interrupt, is raised when all are made."""
         failed: BaseException | None = None
-        for parting in partings:
-            told += parting.ends
-            failed = failed or parting.failed
-        for tell in told:
+        for end in ends:
             try:
-                tell()
+                end()
             except BaseException as error:
                 if failed is None or not isinstance(error, Exception):
                     failed = error
@@ -481,3 +478,7 @@ class OpenStore(PrivateRecords):
         """
         key, marks = self._database.run(partial(tables.forgotten, name=self._collection.name), "read")
         return lambda identity, is_named: bool(marks) and owner_mark(key, identity, named=is_named) in marks
+
+
+def _fail(error: Exception) -> NoReturn:
+    raise error

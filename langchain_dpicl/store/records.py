@@ -327,7 +327,8 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
     try:
         return function(*arguments), ""
     except BaseException as error:
-        kind, fault = type(error), _fault(error)
+        kind = type(error)
+        fault = _fault(error)
     _pass_on(kind, _INTERRUPTS)
     return None, fault
 
@@ -337,7 +338,8 @@ async def aattempt(function: Callable[..., Awaitable[Any]], *arguments: Any) -> 
     try:
         return await function(*arguments), ""
     except BaseException as error:
-        kind, fault = type(error), _fault(error)
+        kind = type(error)
+        fault = _fault(error)
     _pass_on(kind, (*_INTERRUPTS, GeneratorExit))
     return None, fault
 

@@ -136,7 +136,8 @@ class MemberVectorStore(OwnBucket, VectorStore):
         """
         check_search("similarity", others)
         k = checks.whole("k", k)
-        return [(document, cosine) for document, cosine, _ in self._ranked(embedding, filter)[:k]]
+        query = self._checked(embedding)
+        return [(document, cosine) for document, cosine, _ in self._ranked(query, filter)[:k]]
 
     def similarity_search_by_vector(
         self, embedding: Sequence[float] | Vectors, *settings: Any, **named: Any
@@ -159,9 +160,10 @@ class MemberVectorStore(OwnBucket, VectorStore):
         k = checks.whole("k", k)
         fetch_k = checks.whole("fetch_k", fetch_k)
         lambda_mult = checks.real("lambda_mult", lambda_mult, at_least=0.0, at_most=1.0)
-        near = self._ranked(embedding, filter)[:fetch_k]
+        query = self._checked(embedding)
+        near = self._ranked(query, filter)[:fetch_k]
         vectors: Any = [vector for _, _, vector in near]
-        chosen = maximal_marginal_relevance(self._checked(embedding), vectors, lambda_mult, k)
+        chosen = maximal_marginal_relevance(query, vectors, lambda_mult, k)
         return [near[i][0] for i in chosen]
 
     similarity_search, asimilarity_search = _by_query(similarity_search_by_vector)
@@ -182,14 +184,11 @@ class MemberVectorStore(OwnBucket, VectorStore):
         vector: Vectors = as_matrix([embedding], 1)[0]
         return vector
 
-    def _ranked(
-        self, embedding: Sequence[float] | Vectors, filter: SearchFilter
-    ) -> list[tuple[Document, float, Vectors]]:
+    def _ranked(self, query: Vectors, filter: SearchFilter) -> list[tuple[Document, float, Vectors]]:
         """The bucket's documents that pass, the nearest first, with their cosines and vectors.
 
         A made-up example's vector is the query's. An example that is no record of a store has its text's.
         """
-        query = self._checked(embedding)
         passes = _test_of(filter)
         bucket: Any = self.bucket_here()
         found: list[tuple[Document, float, Vectors]] = []

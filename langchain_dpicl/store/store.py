@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import URL, Connection
 
-from langchain_dpicl.durable import replacing, sync_folder
+from langchain_dpicl.durable import refused, replacing, sync_folder
 from langchain_dpicl.errors import (
     InvalidParameter,
     InvalidRecords,
@@ -308,22 +308,18 @@ class ExemplarStore(OpenStore):
             return
         if not self._database.is_in_memory:
             raise StoreFileError("the store lives in a database already, and a copy of it could not be made to forget")
-        fault = ""
-        try:
-            with self._database.following, self._database.alone():
-                before = self._database
-                with replacing(target, is_new=True) as file:
-                    before.copy_to(file.name)
+        before = self._database
+        with refused(lambda why: StoreFileError(f"the store could not be written: {why}")):
+            with before.following, before.alone():
+                try:
+                    with replacing(target, is_new=True) as file:
+                        before.copy_to(file.name)
+                except FileExistsError:
+                    raise StoreFileChanged(f"there is a file {target.name!r} already: nothing was written") from None
                 self._database = StoreDatabase(address(target))
                 self._database.opened = True
                 before.close()  # whoever waits for it finds no table there
             sync_folder(target)
-        except FileExistsError:
-            raise StoreFileChanged(f"there is a file {target.name!r} already: nothing was written") from None
-        except OSError as error:
-            fault = error.strerror or type(error).__name__
-        if fault:
-            raise StoreFileError(f"the store could not be written: {fault}")
 
     # -- for LangChain -------------------------------------------------------------------------------------------------
     def as_vectorstore(self) -> MemberVectorStore:
@@ -375,7 +371,7 @@ PostgresExemplarStore = ExemplarStore
 def _fill(connection: Connection, collection: Collection, arrival: Arrival) -> None:
     """Put records into a collection that has none."""
     tables.check_free(connection, collection.name)
-    tables.change(connection, collection, arrival, ())
+    tables.change(connection, collection, arrival)
 
 
 def _check_free(url: str | URL | None, name: str) -> None:

@@ -36,7 +36,7 @@ from langchain_dpicl.sql import direct
 from langchain_dpicl.store.base import Arrival, Identity, Numbers, owner_mark
 from langchain_dpicl.store.database import APPLICATION, StoreDatabase, fetch, fetch_among
 from langchain_dpicl.store.notes import OpenedBudget, merged
-from langchain_dpicl.store.records import NOT_UNIQUE, Batch, RecordKeys, Vectors, decoded, encoded
+from langchain_dpicl.store.records import NOT_UNIQUE, RecordKeys, Vectors, decoded, encoded
 
 MOST_DIMENSIONS = 16_000  # of pgvector's type ``vector``
 KEY = 32
@@ -129,14 +129,6 @@ class Collection:
         if self.schema is None:
             return np.frombuffer(whole, "<f4").reshape(-1, self.dimension)
         return np.frombuffer(whole, ">f4").reshape(-1, self.dimension + 1)[:, 1:]
-
-
-class Moment(NamedTuple):
-    """The state of a collection: its latest change, and the number that its next owner gets."""
-
-    identity: str
-    entry: int
-    next_number: int
 
 
 def check_name(name: object) -> None:
@@ -253,15 +245,6 @@ def _with_pgvector(connection: Connection) -> str | None:
     return schema_of(connection)
 
 
-def moment_of(connection: Connection, collection: Collection) -> Moment:
-    """The collection as this transaction sees it. `StoreError` if it is gone."""
-    query = "SELECT identity, entry, next_number FROM dpicl_collections WHERE name = :name"
-    rows = fetch(connection, query, name=collection.name)
-    if not rows:
-        raise StoreError(f"there is no collection {collection.name!r} any more")
-    return Moment(*rows[0])
-
-
 def went_since(connection: Connection | None, collection: Collection, entry: int) -> Numbers:
     """The ids of the exemplars that went after this entry."""
     rows = fetch(connection, f"SELECT id FROM {collection.gone} WHERE entry > :entry ORDER BY entry, id", entry=entry)
@@ -347,29 +330,20 @@ def _end(connection: Connection, collection: Collection, counters: _Counters) ->
     )
 
 
-def insert(connection: Connection, into: Collection, batch: Batch, matrix: Vectors) -> list[int]:
-    """Add exemplars with their owners, as one change; their ids."""
-    counters = _begin(connection, into)
-    ids, counters = _enter(connection, into, counters, batch, matrix, [""] * len(matrix))
-    _end(connection, into, counters)
-    return ids
-
-
 def _enter(
     connection: Connection,
     into: Collection,
     counters: _Counters,
-    batch: Batch,
-    matrix: Vectors,
-    documents: Sequence[str],
+    arrival: Arrival,
 ) -> tuple[list[int], _Counters]:
     """Add exemplars with their owners and ids as documents, and return their ids and the counters after them.
 
     Raises `InvalidRecords` for an id that is there already.
     """
+    batch = arrival.batch
     ids = batch.ids
     if ids is None:
-        ids = np.arange(counters.next_id, counters.next_id + len(matrix))
+        ids = np.arange(counters.next_id, counters.next_id + len(batch.texts))
     elif any(fetch_among(connection, f"SELECT id FROM {into.exemplars} WHERE", "id", ids.tolist())):
         raise InvalidRecords(NOT_UNIQUE)
     names = batch.names(ids)
@@ -389,9 +363,9 @@ def _enter(
         counters.entry,
         ids.tolist(),
         [known[hashes[name]] for name in names],
-        [encoded(each) for each in documents],
+        [encoded(each) for each in arrival.documents],
         batch.contents,
-        matrix,
+        arrival.matrix,
     )
     after = _Counters(
         counters.entry,
@@ -455,14 +429,15 @@ def change(
     connection: Connection,
     collection: Collection,
     arrival: Arrival | None,
-    gone: Sequence[str],
-) -> list[int]:
+    gone: Sequence[str] = (),
+) -> tuple[list[int], list[int]]:
     """Remove these documents and those that arrivals replace, and add the arrivals, as one change.
 
     An owner who has a document before and after stays. An owner without a name goes with the exemplar that it is. The
-    ids of the exemplars that went.
+    ids of the exemplars that came, and of those that went.
     """
     counters = _begin(connection, collection)
+    came: list[int] = []
     leaving = list(gone)
     if arrival is not None:
         leaving += arrival.documents
@@ -474,12 +449,12 @@ def change(
     ids = {id for id, _ in rows} | {id for (id,) in fetch_among(connection, with_them, "owner", whole)}
     _remove(connection, collection, counters.entry, sorted(ids))
     if arrival is not None:
-        _, counters = _enter(connection, collection, counters, arrival.batch, arrival.matrix, arrival.documents)
+        came, counters = _enter(connection, collection, counters, arrival)
     present = f"SELECT owner FROM {collection.exemplars} WHERE"
     stay = {owner for (owner,) in fetch_among(connection, present, "owner", sorted(owners))}
     _delete(connection, f"DELETE FROM {collection.owners} WHERE", "number", sorted(owners - stay))
     _end(connection, collection, counters)
-    return sorted(ids)
+    return came, sorted(ids)
 
 
 def rows_with(connection: Connection | None, collection: Collection, documents: Sequence[str]) -> list[tuple[int, int]]:

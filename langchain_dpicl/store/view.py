@@ -11,7 +11,7 @@ lists or links, on other owners' data.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,28 @@ from langchain_dpicl.store.database import MANY, fetch, fetch_among, fetch_parts
 from langchain_dpicl.store.filters import MetadataFilter, columns_of
 from langchain_dpicl.store.matrix import Came, Matrix, Page, inner_products, reaches, rounding
 from langchain_dpicl.store.records import Vectors, decoded, unpack
-from langchain_dpicl.store.tables import Collection, Moment
+from langchain_dpicl.store.tables import Collection
 
 _PAGE_BYTES = 1 << 20
 
 Load = Callable[["StoreView"], Matrix | None]
+
+
+class Moment(NamedTuple):
+    """The state of a collection: its latest change, and the number that its next owner gets."""
+
+    identity: str
+    entry: int
+    next_number: int
+
+
+def moment_of(connection: Connection, collection: Collection) -> Moment:
+    """The collection as this transaction sees it. `StoreError` if it is gone."""
+    query = "SELECT identity, entry, next_number FROM dpicl_collections WHERE name = :name"
+    rows = fetch(connection, query, name=collection.name)
+    if not rows:
+        raise StoreError(f"there is no collection {collection.name!r} any more")
+    return Moment(*rows[0])
 
 
 class StoreView:
@@ -86,7 +103,7 @@ class StoreView:
         """
         matrix = self.matrix()
         if query is None:
-            rows, owners = self._all() if matrix is None else matrix.rows()
+            rows, owners = self._owned()
         elif matrix is None:
             rows, owners = self._near(query, threshold)
         else:
@@ -114,10 +131,17 @@ class StoreView:
         near[close] = reaches(self.similarity(rows[close], query), threshold)
         return rows[near], owners[near]
 
-    def _all(self) -> tuple[Numbers, Numbers]:
-        query = f"SELECT id, owner FROM {self._collection.exemplars} ORDER BY owner, id"
-        found = _as_pairs(fetch(self.connection, query))
-        return found[:, 0], found[:, 1]
+    def _owned(self, owners: Numbers | None = None) -> tuple[Numbers, Numbers]:
+        """The rows of these owners, or all rows, and each row's owner."""
+        if owners is None and self.known is not None:
+            return self.known.rows()
+        query = f"SELECT id, owner FROM {self._collection.exemplars}"
+        if owners is None:
+            found = fetch(self.connection, query)
+        else:
+            found = fetch_among(self.connection, f"{query} WHERE", "owner", owners.tolist())
+        pairs = np.array(found, np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
 
     def rows_of(self, owners: Numbers) -> tuple[Numbers, Numbers]:
         """Rows of these owners, and for each row the position of its owner in ``owners``, by position, then id.
@@ -125,11 +149,9 @@ class StoreView:
         A forgotten owner has none. Cost: the rows alone.
         """
         if np.array_equal(owners, self.numbers):
-            rows, numbers = self._all()
+            rows, numbers = self._owned()
         else:
-            query = f"SELECT id, owner FROM {self._collection.exemplars} WHERE"
-            found = _as_pairs(fetch_among(self.connection, query, "owner", owners.tolist()))
-            rows, numbers = found[:, 0], found[:, 1]
+            rows, numbers = self._owned(owners)
         order = np.argsort(owners, kind="stable")
         position = order[np.searchsorted(owners, numbers, sorter=order)]
         by_position = np.lexsort((rows, position))
@@ -180,15 +202,12 @@ class StoreView:
         """The vectors of these rows, a copy. Reads no text."""
         if self.known is not None:
             return self.known.vectors(rows)
-        query = f"SELECT id, {self._collection.embedding} FROM {self._collection.exemplars} WHERE"
-        found = dict(fetch_among(self.connection, query, "id", rows.tolist()))
-        return self._collection.unpacked(_in_order(found, rows)).astype(np.float32)
+        found = self._columns(self._collection.embedding, rows)
+        return self._collection.unpacked([vector for (vector,) in found]).astype(np.float32)
 
     def read(self, rows: Numbers) -> list[dict[str, Any]]:
         """The exemplars at these rows, as fresh dictionaries; an empty one for a record that cannot be read."""
-        query = f"SELECT id, content FROM {self._collection.exemplars} WHERE"
-        found = dict(fetch_among(self.connection, query, "id", rows.tolist()))
-        return [unpack(content) for content in _in_order(found, rows)]
+        return [unpack(content) for (content,) in self._columns("content", rows)]
 
     def _each(self, rows: Numbers) -> Iterator[dict[str, Any]]:
         for start in range(0, len(rows), MANY):
@@ -196,15 +215,21 @@ class StoreView:
 
     def records(self, rows: Numbers) -> list[Held]:
         """These rows as the store holds them, owners included: for maintenance, never for a member."""
-        query = (
-            f"SELECT id, document, content, name FROM {self._collection.exemplars} "
-            f"JOIN {self._collection.owners} ON number = owner WHERE"
-        )
-        found = {row[0]: row for row in fetch_among(self.connection, query, "id", rows.tolist())}
+        owner = f"(SELECT name FROM {self._collection.owners} WHERE number = owner)"
         return [
             Held(tables.document_of(document, id), bytes(content), decoded(bytes(name)))
-            for id, document, content, name in _in_order(found, rows)
+            for id, document, content, name in self._columns(f"id, document, content, {owner}", rows)
         ]
+
+    def _columns(self, columns: str, rows: Numbers) -> list[Any]:
+        """These columns of each of these rows, in their order."""
+        query = f"SELECT id, {columns} FROM {self._collection.exemplars} WHERE"
+        found = {id: values for id, *values in fetch_among(self.connection, query, "id", rows.tolist())}
+        try:
+            return list(map(found.__getitem__, rows.tolist()))
+        except KeyError:
+            pass
+        raise StoreError("rows of one reading of the store were used in another")
 
     def rows_with(self, documents: Sequence[str]) -> Numbers:
         """The rows of these documents, as far as there are any."""
@@ -227,15 +252,3 @@ class StoreView:
         for rows in fetch_parts(self.connection, query, size, entry=entry):
             ids, owners, vectors = zip(*rows, strict=True)
             yield Page(np.array(ids, np.int64), np.array(owners, np.int64), self._collection.unpacked(vectors))
-
-
-def _as_pairs(rows: Any) -> NDArray[np.int64]:
-    return np.array(list(rows), np.int64).reshape(-1, 2)
-
-
-def _in_order(found: dict[int, Any], rows: Numbers) -> list[Any]:
-    try:
-        return [found[row] for row in rows.tolist()]
-    except KeyError:
-        pass
-    raise StoreError("rows of one reading of the store were used in another")

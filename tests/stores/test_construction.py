@@ -236,7 +236,7 @@ def test_no_call_of_a_chain_reads_it_or_writes_there(place: Place) -> None:
     attacks: list[Callable[[], Any]] = [
         lambda: everything(store),
         lambda: store.owners,
-        lambda: store._matrix,
+        lambda: store._memory,
         lambda: len(store),
         lambda: store.load_vectors(),
         lambda: store.add(rows("x")),

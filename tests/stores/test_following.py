@@ -48,8 +48,8 @@ from stores.test_changes import hearing
 
 def vectors_in_memory(store: ExemplarStore) -> int:
     """The number of vectors of a store's matrix that are not overwritten."""
-    assert store._matrix is not None
-    return int(np.count_nonzero(store._matrix._vectors.any(axis=1)))
+    assert store._memory.matrix is not None
+    return int(np.count_nonzero(store._memory.matrix._vectors.any(axis=1)))
 
 
 # -- changes elsewhere -------------------------------------------------------------------------------------------------
@@ -143,9 +143,9 @@ def test_a_forgotten_owners_vectors_are_overwritten_when_a_process_follows(share
     for store in stores:
         store.load_vectors()
     if not stores[0]._in_memory:
-        assert [store._matrix for store in stores] == [None, None]
+        assert [store._memory.matrix for store in stores] == [None, None]
         return
-    held = [store._matrix._vectors for store in stores if store._matrix is not None]
+    held = [store._memory.matrix._vectors for store in stores if store._memory.matrix is not None]
     stores[0].forget("d")
     assert [vectors[:, 3].any() for vectors in held] == [False, True]
     assert stores[1].refresh() is True

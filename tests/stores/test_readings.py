@@ -10,7 +10,8 @@ import pytest
 from ears import Ears
 
 from langchain_dpicl import PoissonExampleSelector, StoreError
-from langchain_dpicl.selection.rules import Rules, Sought
+from langchain_dpicl.selection import Sought
+from langchain_dpicl.selection.rules import Rules
 from langchain_dpicl.sql import direct
 from langchain_dpicl.store.filters import MetadataFilter
 from stores.places import (

@@ -343,7 +343,7 @@ def read_all(store: Any) -> Any:
 
 ATTACKS: dict[str, Callable[[], Any]] = {
     "reading": lambda: read_all(found()["store"]),
-    "vectors": lambda: found()["store"]._matrix,
+    "vectors": lambda: found()["store"]._memory,
     "owners": lambda: found()["store"].owners,
     "number of records": lambda: len(found()["store"]),
     "numbers": lambda: found()["store"]._numbers,
