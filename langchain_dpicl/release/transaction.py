@@ -120,7 +120,8 @@ class Charged:
         """The owners who paid, if owners pay. Private, and given once."""
         if not isinstance(self.entry, Charge) or self.entry.participants is None:
             return None
-        return self.entry.participants.take()
+        paid: Numbers = self.entry.participants.take()
+        return paid
 
 
 class Release(ABC):

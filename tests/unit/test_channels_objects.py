@@ -70,7 +70,7 @@ def objects(release: Any) -> dict[str, Any]:
         "store": selector.store,
         "the owners": selector.store.owners,
         "a view": view,
-        "the vectors": selector.store._matrix,
+        "the vectors": selector.store._memory.matrix,
         "selector": selector,
         "buckets": selector.sample(),
         "ensemble": ensemble,

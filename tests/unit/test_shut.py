@@ -346,7 +346,6 @@ ATTACKS: dict[str, Callable[[], Any]] = {
     "vectors": lambda: found()["store"]._memory,
     "owners": lambda: found()["store"].owners,
     "number of records": lambda: len(found()["store"]),
-    "numbers": lambda: found()["store"]._numbers,
     "adding": lambda: found()["store"].add([{"input": "mine", "output": "Positive", "owner": "me"}]),
     "forgetting": lambda: found()["store"].forget("owner-7"),
     "saving": lambda: found()["store"].save(found()["file"]),
