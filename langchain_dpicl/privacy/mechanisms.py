@@ -399,6 +399,35 @@ class Head(Mechanism):
         return Gaussian(lattice_multiplier(parameter / self.step, self.steps**0.5 / self.step))
 
 
+@dataclass(frozen=True)
+class Sum(Mechanism):
+    """The noisy sum of owners' vectors over a public finite domain, of which an owner moves one by 1: one Gaussian.
+
+    Statement. An owner's vector is a function of its own records, its own coins and public values. It is clipped to
+    norm 1 by owner and rounded towards 0 on the lattice, the vectors are added exactly, and every coordinate of the
+    domain gets discrete Gaussian noise, also where the sum is 0. Every owner takes part, so adding or removing one
+    moves the sum by its vector: by at most 1. The profile is that of a Gaussian of multiplier sqrt(sigma^2 - 4 step^2)
+    (`lattice_multiplier`), whatever the number of coordinates.
+    """
+
+    name = "sum"
+    parameter = "sigma"
+    low = 0.11
+    high = 1e6
+    noisier = +1
+    neighbours = "one owner added or removed, at a rate of 1: the sum moves by at most 1"
+    words = (
+        "the sum of the owners' vectors over a public domain, clipped to norm 1 by owner on a lattice of {step:g}, "
+        "plus discrete Gaussian noise of standard deviation {p:g} on every coordinate"
+    )
+    all_take_part = True
+
+    step: float = _lattice(2.0**-36)
+
+    def build(self, parameter: float) -> Profile:
+        return Gaussian(lattice_multiplier(parameter / self.step, 1.0 / self.step))
+
+
 _ALL: tuple[type[Mechanism], ...] = (
     Vote,
     VoteWinner,
@@ -413,6 +442,7 @@ _ALL: tuple[type[Mechanism], ...] = (
     PTR,
     Tokens,
     Head,
+    Sum,
 )
 
 MECHANISMS: Mapping[str, type[Mechanism]] = FrozenMapping({each.name: each for each in _ALL})

@@ -1,0 +1,270 @@
+"""The private sum: what is released once is one, or several, of these. And the journal from which a killed one goes on.
+
+**One sum.** An owner's records give a vector over a public finite domain: labels by features, topics by values. It is a
+function of that owner's records, its own coins and public values. It is clipped to Euclidean norm 1 by OWNER, however
+many records there are, and rounded towards 0 on a lattice. The owners' vectors are added as whole numbers, and every
+coordinate of the domain gets discrete Gaussian noise. Adding or removing an owner, with all its records, moves the sum
+by that owner's vector: by at most 1, to the last bit.
+
+**The journal.** The ledger keeps each noisy sum under its charge and step before anybody uses it, and the first sum of
+a step stands: a second one, of another process or of a repeated step, is dropped before anybody sees it. So however
+often a release is interrupted, copied or run twice, a charge releases one sum a step. ``FILE.part`` holds the secret
+name of the release alone, by which the ledger knows its charge again.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
+from langchain_dpicl.budget.line import RELEASED
+from langchain_dpicl.calls.flow import Flow
+from langchain_dpicl.durable import LineFile, sync_folder
+from langchain_dpicl.errors import InvalidParameter, PlanMismatch
+from langchain_dpicl.once.steps import LATTICE
+from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
+from langchain_dpicl.private.boundary import Failed
+from langchain_dpicl.release.transaction import Charged, Find, Release, Request
+from langchain_dpicl.store import ExemplarStore
+
+Sums = list[NDArray[np.int64]]
+"""The noisy sums of the steps so far, in units of 1 / `LATTICE`. Released."""
+
+_SAFE = 1.0 - 2.0**-40
+"""A vector's norm before it is rounded towards 0, so that roundings of at most 2^-50 do not bring it above 1."""
+
+LARGEST = 1 << 20
+"""The largest amount of one cell."""
+
+
+def owner_sum(
+    owners: NDArray[np.int64], cells: NDArray[np.int64], amounts: NDArray[np.int64], size: int
+) -> NDArray[np.int64]:
+    """The sum over owners of their vectors, each clipped to norm 1, in units of 1 / `LATTICE`. Private, and exact.
+
+    Entry i says that the vector of ``owners[i]`` has ``amounts[i]``, a whole number of at most `LARGEST` either way, at
+    the coordinate ``cells[i]`` of ``size``. Owners ascend, and a coordinate comes at most once for each. A vector v
+    becomes trunc(s v), where s = min(1, 1 / |v|). The squares are added as whole numbers, so an owner's part is the
+    same whichever others there are.
+    """
+    total = np.zeros(size, np.int64)
+    if not len(owners):
+        return total
+    small = np.clip(amounts, -LARGEST, LARGEST)
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    squares = np.add.reduceat(small * small, starts)
+    scales = _SAFE * LATTICE / np.sqrt(np.maximum(squares, 1).astype(np.float64))
+    lengths = np.diff(np.append(starts, len(owners)))
+    parts = np.trunc(small * np.repeat(scales, lengths)).astype(np.int64)
+    np.add.at(total, cells, parts)
+    return total
+
+
+class SumRelease(Release):
+    """The steps of a release of noisy sums, in its transaction: each sum is kept by the ledger before it is used.
+
+    ``shape`` is that of a sum. ``owners``: as the caller declared them, or None. ``facts`` are public values that
+    decide the release beside the records. Raises what the budget's line raises, `PlanMismatch` for another rate or
+    number of owners than the plan's, and `InvalidParameter` if nobody has declared a number.
+    """
+
+    mechanism: ClassVar[str]
+    job: Job | None = None
+
+    def __init__(
+        self,
+        store: ExemplarStore,
+        budget: PrivacyBudget,
+        shape: tuple[int, ...],
+        facts: Mapping[str, Any],
+        owners: int | None,
+        line_name: str | None,
+    ) -> None:
+        self.store = store
+        self.budget = budget
+        self.shape = shape
+        self._facts = facts
+        self._randomness: Randomness = SecureRandomness()
+        about: dict[str, Any] = {"rate_is_explicit": True, "options": {"step": 1.0 / LATTICE}}
+        if not budget.is_frozen:  # the store's number is for a line that has none
+            budget.declare(line_name, self.mechanism, 1.0, owners=owners or store.owner_count or None, **about)
+        self.line = budget.line(self.mechanism, 1.0, name=line_name, **about)
+        declared = self.line.plan_line.owners
+        if declared is not None and owners not in (None, declared):
+            raise PlanMismatch(f"the line {self.line.name!r} was frozen with owners {declared} (asked: {owners})")
+        if declared is None and owners is None:
+            raise InvalidParameter("owners", None, "given if the budget's line keeps no number of owners")
+        self.owners: int = declared or owners or 0
+        self._resumes = bool(budget.replay) and not budget.tickets
+
+    @property
+    def _keeps(self) -> bool:
+        """Return whether a release that is killed goes on."""
+        return self.job is not None and self._resumes
+
+    @property
+    def digest(self) -> str:
+        """The hash of everything that decides the release beside the records."""
+        facts = {
+            **self._facts,
+            "owners": self.owners,
+            "line": self.line.name,
+            "terms": self.line.plan_line.describe(),
+            "plan": self.line.plan.digest,
+            "budget": self.budget.name,
+            "embedder": self.store.embedder,
+            "keys": [self.store.input_key, self.store.output_key],
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def check(self, values: None) -> Request:
+        """A request that no other release shares."""
+        name = secrets.token_hex(16) if self.job is None else self.job.name
+        content = {"job": name, **self._facts, "owners": self.owners}
+        request = self.request(None, self.line, content, f"{self.mechanism} {self.shape}", content)
+        return request if self._resumes else replace(request, id=None)
+
+    def calls_public(self, request: Request) -> bool:
+        """Public texts were embedded before."""
+        return False
+
+    def prepare(self, request: Request) -> Flow[bool]:
+        """Nothing is left to do."""
+        yield from ()
+        return True
+
+    def eligible(self, ready: Any) -> Find | None:
+        """Every owner."""
+        return self.everybody
+
+    def reopened(self, request: Request) -> Charge | None:
+        """The charge of this job that a killed process made."""
+        return None if self.job is None else request.line.reopen(request.id, request.principal)
+
+    @abstractmethod
+    def work(self, charged: Charged) -> Flow[Any]: ...
+
+    def _begun(self, charged: Charged) -> Sums:
+        """The noisy sums that the ledger has of this charge already."""
+        assert isinstance(charged.entry, Charge)
+        if self.job is not None:
+            self.job.is_charged = True
+        kept = charged.request.line.steps(charged.entry) if self._keeps else []
+        return [self._unpacked(content) for content in kept]
+
+    def _noisy(self, line: BudgetLine, charge: Charge, number: int, total: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A sum with noise on every coordinate. It is private until the ledger has it; what leaves is what it has."""
+        noise = self._randomness.discrete_gaussian(line.parameter * LATTICE, total.size)
+        content = packed(total + noise.reshape(total.shape))
+        return self._unpacked(line.keep_step(charge, number, content) if self._keeps else content)
+
+    def _unpacked(self, content: str) -> NDArray[np.int64]:
+        return np.frombuffer(base64.b64decode(content), np.int64).reshape(self.shape)
+
+    def _result(self, release: Any) -> NDArray[Any]:
+        """The array that is released, which the ledger keeps for a job that is killed before it has its file."""
+        found: NDArray[Any] = release
+        return found
+
+    def kept(self, charged: Charged, release: Any) -> tuple[str, str | None, int]:
+        """A sum is always released."""
+        answer = json.dumps(packed(self._result(release))) if self._keeps else None
+        return RELEASED, answer, 0
+
+    def failed(self, charged: Charged, failure: Failed) -> bool:
+        """A job may go on with its charge."""
+        return not self._keeps
+
+    def answer(self, charged: Charged, release: Any, receipt: Receipt) -> Flow[NDArray[Any]]:
+        """The array that is released."""
+        yield from ()
+        return self._result(release)
+
+    def replay(self, request: Request, known: Replayed) -> Flow[NDArray[Any]]:
+        """What this job has released before it was killed."""
+        yield from ()
+        return self._unpacked(json.loads(known.answer)).copy()
+
+
+class Job(LineFile):
+    """One release's hold on ``FILE.part``. Set ``is_over`` when FILE is written; `close` it in any case.
+
+    ``digest`` is `SumRelease.digest`, ``store`` the store's lineage, ``work`` and ``made`` name the release and what it
+    makes. Raises `InvalidParameter` as `LineFile` does, if FILE is there and no ``FILE.part``, and if that is of other
+    settings, of another store, or of no such work: all files then stay as they are. (Sums of two stores would break no
+    promise, but be of neither. A store that was in one process alone has no name to be known by.)
+    """
+
+    is_over = False
+    is_charged = False
+
+    def __init__(self, output: Path, digest: str, store: str | None = None, *, work: str, made: str) -> None:
+        output = output.absolute()
+        super().__init__(output.with_name(output.name + ".part"), output, "a file", work)
+        self._work = work
+        self._format = f"dpicl-{work}-1"
+        head = f'{{"format": "{self._format}"'.encode()
+        self._is_new = not self.lines and head.startswith(self.torn[: len(head)])
+        self.name = secrets.token_hex(16)
+        try:
+            if not self._is_new:
+                self._read(digest, store)
+            elif output.exists():
+                raise self.refused(f"a new file: a {made} is there")
+            else:
+                self.mend()
+                entry = {
+                    "format": self._format,
+                    "job": self.name,
+                    "settings": digest,
+                    "output": str(output),
+                    "store": store or "",
+                }
+                self.write(json.dumps(entry).encode() + b"\n")
+                sync_folder(self.path)
+        except BaseException:
+            super().close(remove=self._is_new)
+            raise
+
+    def _read(self, digest: str, store: str | None) -> None:
+        work = self._work
+        try:
+            entry = json.loads(self.lines[0] if self.lines else b"")
+            known = {name: str(entry[name]) for name in ("format", "job", "settings", "output", "store")}
+        except (ValueError, KeyError, TypeError, RecursionError):
+            known = {}
+        if known.get("format") != self._format:
+            raise self.refused(f"a file beside which {self.path.name!r} is of a {work}, or is not there")
+        if known["output"] != str(self.output):
+            raise self.refused(f"the file with which the {work} was begun, {known['output']!r}: move it back")
+        same = (
+            ("settings", known["settings"] != digest),
+            ("store", known["store"] not in ("", store)),
+        )
+        for what, differs in same:
+            if differs:
+                raise self.refused(
+                    f"a file whose {work} was begun with the same {what}; to give up that {work}, whose charge stands, "
+                    f"delete {self.path.name!r}"
+                )
+        self.name = known["job"]
+
+    def close(self, remove: bool = False) -> None:
+        """Release the file. It stays if a charge was made and the release is to go on."""
+        super().close(remove or self.is_over or (self._is_new and not self.is_charged))
+
+
+def packed(numbers: NDArray[Any]) -> str:
+    """An array's bytes as text."""
+    return base64.b64encode(np.ascontiguousarray(numbers).tobytes()).decode()

@@ -1,0 +1,270 @@
+"""The reading of texts for a table: which public values a text says, and under which public topics.
+
+**A text by itself.** What a text says is a function of this text and of public values: of topics, of values, of the
+embedding model and a threshold, or of a chain that is asked about this text alone. Similarities are products of whole
+numbers, so a text's nearest topic is the same whatever texts are read beside it.
+
+**An owner's pairs.** An owner gives the pairs of topic and value that its texts say, each once, and at most so many:
+those that most of its texts say, ties by its own coins. No other owner has a part in this.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+from langchain_core.runnables import Runnable, RunnableLambda
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from langchain_dpicl.aggregators.reading import plain
+from langchain_dpicl.calls.flow import Flow
+from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.privacy.noise import Randomness
+from langchain_dpicl.private import boundary
+from langchain_dpicl.private.copy import Pristine
+from langchain_dpicl.private.models import limit
+from langchain_dpicl.store.base import embedder_of
+from langchain_dpicl.store.records import Vectors, as_matrix, attempt
+
+Numbers = NDArray[np.int64]
+Said = Iterable[tuple[int, int]]
+"""A text's pairs: a topic's place and a value's."""
+
+_MARKS = re.compile("[\u0300-\u036f]")
+_WORD = re.compile(r"\w+")
+_UNIT = 1 << 20  # of a vector's numbers: products of vectors of norm 1 are whole numbers of about 2^40
+
+
+def folded(text: str) -> tuple[str, ...]:
+    """The words of a text, without case and accents."""
+    if text.isascii():
+        return tuple(_WORD.findall(text.lower()))
+    bare = _MARKS.sub("", unicodedata.normalize("NFKD", plain(text)))
+    return tuple(_WORD.findall(unicodedata.normalize("NFC", bare.casefold())))
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The cells of a table: topics by values, which stand in columns. Public.
+
+    Raises `InvalidParameter` for names that are no texts with words, or that are equal without case and accents: among
+    the topics, or among a column's values.
+    """
+
+    topics: tuple[str, ...]
+    columns: Mapping[str, tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        _distinct("topics", self.topics)
+        _distinct("values", tuple(self.columns))
+        for column, values in self.columns.items():
+            _distinct("values" if column == ONLY else f"values[{column!r}]", values)
+
+    @cached_property
+    def values(self) -> list[tuple[str, str]]:
+        """All columns' values, each with its column, in the order of a table's columns."""
+        return [(column, value) for column, values in self.columns.items() for value in values]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of topics and values."""
+        return len(self.topics), len(self.values)
+
+    @cached_property
+    def _places(self) -> dict[tuple[str, ...], tuple[list[int], list[int]]]:
+        """For a name's words the places of the topic and of the values that have it."""
+        found: dict[tuple[str, ...], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for place, topic in enumerate(self.topics):
+            found[folded(topic)][0].append(place)
+        for place, (_, value) in enumerate(self.values):
+            found[folded(value)][1].append(place)
+        return dict(found)
+
+    @cached_property
+    def _lengths(self) -> dict[str, list[int]]:
+        """For a first word the numbers of words of the names that begin with it, the longest first."""
+        found: dict[str, set[int]] = defaultdict(set)
+        for words in self._places:
+            found[words[0]].add(len(words))
+        return {first: sorted(lengths, reverse=True) for first, lengths in found.items()}
+
+    def named(self, text: str) -> tuple[set[int], set[int]]:
+        """The places of the topics and of the values that a text names by whole words.
+
+        Names are found from left to right, the longest first, and do not overlap: "Burger King" names no "King".
+        """
+        words = folded(text)
+        topics = set[int]()
+        values = set[int]()
+        begins = self._lengths
+        end = 0
+        for at in [at for at, word in enumerate(words) if word in begins]:
+            for length in begins[words[at]] if at >= end else ():
+                places = self._places.get(words[at : at + length])
+                if places is not None:
+                    topics.update(places[0])
+                    values.update(places[1])
+                    end = at + length
+                    break
+        return topics, values
+
+    @cached_property
+    def _same(self) -> set[tuple[int, int]]:
+        """The pairs of a topic and a value with one name."""
+        return {(topic, value) for topics, values in self._places.values() for topic in topics for value in values}
+
+    def pairs(self, topics: Iterable[int], values: Iterable[int]) -> list[tuple[int, int]]:
+        """Each topic with each value, but none with a value of its own name."""
+        return [(topic, value) for topic in topics for value in values if (topic, value) not in self._same]
+
+
+ONLY = "value"
+"""The column of a table whose values were given as a list."""
+
+
+def _distinct(name: str, texts: Sequence[str]) -> None:
+    if not texts:
+        raise InvalidParameter(name, "nothing", "at least one text")
+    known: dict[tuple[str, ...], int] = {}
+    for place, text in enumerate(texts):
+        words = folded(text) if isinstance(text, str) else ()
+        if not words:
+            raise InvalidParameter(f"{name}[{place}]", text, "a text with a word")
+        if (other := known.setdefault(words, place)) != place:
+            raise InvalidParameter(f"{name}[{place}]", text, f"another than {texts[other]!r}, without case and accents")
+
+
+# -- readers -----------------------------------------------------------------------------------------------------------
+
+
+class ByName:
+    """The values that a text names, under the topics that it names.
+
+    ``near``: the topics' vectors. A text that names no topic is under the nearest one then, of equals the first.
+    """
+
+    def __init__(self, domain: Domain, near: Vectors | None) -> None:
+        self.domain = domain
+        self.near = None if near is None else whole_vectors(near)
+        self.facts = "named" if near is None else "nearest"
+
+    def said(self, texts: Sequence[str], vectors: Callable[[Numbers], Vectors]) -> list[Said]:
+        """Each text's pairs. ``vectors`` gives the store's vectors of the texts at these places. Private."""
+        found = [self.domain.named(text) for text in texts]
+        if self.near is not None:
+            places = np.array([i for i, (topics, values) in enumerate(found) if values and not topics], np.int64)
+            nearest = (whole_vectors(vectors(places)) @ self.near.T).argmax(axis=1)
+            for place, topic in zip(places.tolist(), nearest.tolist(), strict=True):
+                found[place][0].add(topic)
+        return [self.domain.pairs(*each) for each in found]
+
+
+class BySimilarity:
+    """The values, and the topics, whose embeddings' similarity to a text's own reaches a threshold.
+
+    ``alone`` embeds a text by itself; None: the store's vectors are of this model.
+    """
+
+    def __init__(
+        self, domain: Domain, topics: Vectors, values: Vectors, threshold: float, alone: Embeddings | None
+    ) -> None:
+        self.domain = domain
+        self._topics = whole_vectors(topics)
+        self._values = whole_vectors(values)
+        self._least = threshold * _UNIT * _UNIT
+        self._alone = alone
+        self.facts = ["similar", threshold, "" if alone is None else embedder_of(alone)]
+
+    def said(self, texts: Sequence[str], vectors: Callable[[Numbers], Vectors]) -> list[Said]:
+        """The same."""
+        if self._alone is None:
+            rows = vectors(np.arange(len(texts)))
+        else:
+            rows = np.array([self._embedded(self._alone, text) for text in texts], np.float32)
+        topics, values = (whole_vectors(rows) @ each.T >= self._least for each in (self._topics, self._values))
+        return [
+            self.domain.pairs(np.flatnonzero(under).tolist(), np.flatnonzero(told).tolist())
+            for under, told in zip(topics, values, strict=True)
+        ]
+
+    def _embedded(self, embeddings: Embeddings, text: str) -> NDArray[np.float32]:
+        """A text's vector; zero if the model fails on it, which adds nothing."""
+        zero = np.zeros(self._topics.shape[1], np.float32)
+        rows, fault = attempt(embeddings.embed_documents, [text])
+        matrix, failed = attempt(lambda: as_matrix(rows, 1))
+        return zero if fault or failed or matrix[0].shape != zero.shape else matrix[0]
+
+
+def whole_vectors(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Vectors of norm at most 1 as whole numbers, whose products are exact."""
+    return np.trunc(np.asarray(vectors, np.float64) * _UNIT)
+
+
+class ByChain:
+    """The answers of a chain to single texts: a mapping, or a model, of "topic" and columns, or a list of those.
+
+    Each text is a private call of its own, on a copy of the chain. A call that fails, and what is no topic or no value
+    of the list, adds nothing.
+    """
+
+    def __init__(self, domain: Domain, chain: Runnable[Any, Any], at_once: int, timeout: float | None) -> None:
+        self.domain = domain
+        self.facts = "chain"
+        self._member = Pristine(boundary.seal(RunnableLambda(lambda values: values["text"]) | chain))
+        self._at_once = at_once
+        self._timeout = limit(self._member, "auto" if timeout is None else timeout, 1)
+        self._topics = {folded(topic): place for place, topic in enumerate(domain.topics)}
+        self._values = {(column, folded(value)): place for place, (column, value) in enumerate(domain.values)}
+
+    def asked(self, texts: Sequence[str]) -> Flow[list[Said]]:
+        """Each text's pairs."""
+        requests = [({"text": text}, ()) for text in texts]
+        how: dict[str, Any] = {"max_concurrency": self._at_once, "timeout": self._timeout, "reader": self}
+        found = yield boundary.private_calls(self._member, requests, **how)
+        return [each if isinstance(each, list) else [] for each in found]
+
+    def encode(self, output: object) -> list[tuple[int, int]]:
+        """The pairs of an answer, read within its call. Raises whatever it may, which then adds nothing."""
+        many = output if isinstance(output, (list, tuple)) else [output]
+        found = []
+        for each in many:
+            fields: Any = each.model_dump(mode="json") if isinstance(each, BaseModel) else each
+            topic = self._topics[folded(str(fields["topic"]))]
+            for column in self.domain.columns:
+                value = fields.get(column)
+                for told in value if isinstance(value, (list, tuple)) else [value]:
+                    place = self._values.get((column, folded(str(told))))
+                    if place is not None:
+                        found.append((topic, place))
+        return found
+
+    async def aencode(self, output: object) -> list[tuple[int, int]]:
+        """The same."""
+        return self.encode(output)
+
+
+# -- owners ------------------------------------------------------------------------------------------------------------
+
+
+def given_pairs(owners: Numbers, cells: Numbers, size: int, at_most: int, randomness: Randomness) -> Any:
+    """The owners and cells of the pairs that are given: each owner's distinct cells, ``at_most`` of them. Private.
+
+    Entry i says that a text of ``owners[i]`` says the cell ``cells[i]`` of ``size``. An owner of more cells gives those
+    that most of its texts say, of equals those that its own coins choose.
+    """
+    keys, texts = np.unique(owners * size + cells, return_counts=True)
+    whose = keys // size
+    coins = randomness.uniforms(len(keys))
+    order = np.lexsort((coins, -texts, whose))
+    starts = np.flatnonzero(np.diff(whose, prepend=-1))
+    rank = np.arange(len(keys)) - np.repeat(starts, np.diff(np.append(starts, len(keys))))
+    kept = np.sort(order[rank < at_most])
+    return whose[kept], keys[kept] % size
