@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from langchain_dpicl.once.labelled import few_shot_chain as few_shot_chain
     from langchain_dpicl.once.labelled import label_public as label_public
     from langchain_dpicl.once.scores import LabelScores as LabelScores
+    from langchain_dpicl.once.table import PrivateTable as PrivateTable
+    from langchain_dpicl.once.tables_release import release_table as release_table
     from langchain_dpicl.privacy import LineRequest as LineRequest
     from langchain_dpicl.privacy import PrivacyPlan as PrivacyPlan
     from langchain_dpicl.release.base import as_tool as as_tool
@@ -110,6 +112,8 @@ _HOMES = {
     "once.head": "PrivateHead",
     "once.labelled": "few_shot_chain label_public",
     "once.scores": "LabelScores",
+    "once.table": "PrivateTable",
+    "once.tables_release": "release_table",
     "privacy": "LineRequest PrivacyPlan",
     "release.base": "as_tool",
     "release.ensemble": "PrivateEnsemble",

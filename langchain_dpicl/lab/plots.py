@@ -435,3 +435,23 @@ def draw_auc(
     axes.set_title(title, fontsize=10)
     figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     save_figure(figure, path)
+
+
+def draw_table(table: Any, path: str | Path) -> None:
+    """Draw a `PrivateTable` as a heat map of its noisy counts: topics by values. Raises as `save_figure`.
+
+    Counts below the bar of a cell, which the noise alone may be, are grey.
+    """
+    topics, values = table.counts.shape
+    names = [value for each in table.columns.values() for value in each]
+    bar = table.bars().cell
+    figure = new_figure(path, 2.5 + 0.3 * values, 1.8 + 0.25 * topics)
+    axes = figure.subplots()
+    axes.imshow(table.counts > bar, cmap="Greys_r", vmin=-6, vmax=1.2, aspect="auto")
+    shown = table.counts.copy()
+    shown[shown <= bar] = math.nan
+    figure.colorbar(axes.imshow(shown, cmap="Blues", vmin=0, aspect="auto"), label="noisy count")
+    axes.set_xticks(range(values), names, rotation=90, fontsize=8)
+    axes.set_yticks(range(topics), table.topics, fontsize=8)
+    axes.set_title(f"grey: below {bar:.3g}, which noise alone may be", loc="left", fontsize=9)
+    save_figure(figure, path)

@@ -19,7 +19,7 @@ import hashlib
 import json
 import secrets
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -80,23 +80,32 @@ class SumRelease(Release):
     """
 
     mechanism: ClassVar[str]
+    names: ClassVar[tuple[str, str, str]]
+    """For a `Job`: the format of ``FILE.part``, the work, and what it makes."""
     job: Job | None = None
+    _dtype: type = np.int64
+    """Of the released array."""
+    _arrays: Sequence[NDArray[Any]] = ()
+    """Further facts."""
 
     def __init__(
         self,
         store: ExemplarStore,
         budget: PrivacyBudget,
-        shape: tuple[int, ...],
+        shape: tuple[int, int],
         facts: Mapping[str, Any],
         owners: int | None,
         line_name: str | None,
     ) -> None:
         self.store = store
         self.budget = budget
-        self.shape = shape
+        self._shape = shape
         self._facts = facts
         self._randomness: Randomness = SecureRandomness()
-        about: dict[str, Any] = {"rate_is_explicit": True, "options": {"step": 1.0 / LATTICE}}
+        about: dict[str, Any] = {
+            "rate_is_explicit": True,
+            "options": {"step": 1.0 / LATTICE},
+        }
         if not budget.is_frozen:  # the store's number is for a line that has none
             budget.declare(line_name, self.mechanism, 1.0, owners=owners or store.owner_count or None, **about)
         self.line = budget.line(self.mechanism, 1.0, name=line_name, **about)
@@ -126,13 +135,20 @@ class SumRelease(Release):
             "embedder": self.store.embedder,
             "keys": [self.store.input_key, self.store.output_key],
         }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        found = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+        for array in self._arrays:
+            found.update(array.tobytes())
+        return found.hexdigest()
+
+    def hold(self, output: str | Path) -> Job:
+        """The hold on ``output`` and its ``FILE.part``. Raises as `Job` does."""
+        return Job(Path(output), self.digest, self.store.lineage, *self.names)
 
     def check(self, values: None) -> Request:
         """A request that no other release shares."""
         name = secrets.token_hex(16) if self.job is None else self.job.name
         content = {"job": name, **self._facts, "owners": self.owners}
-        request = self.request(None, self.line, content, f"{self.mechanism} {self.shape}", content)
+        request = self.request(None, self.line, content, f"{self.mechanism} {self._shape}", content)
         return request if self._resumes else replace(request, id=None)
 
     def calls_public(self, request: Request) -> bool:
@@ -163,14 +179,17 @@ class SumRelease(Release):
         kept = charged.request.line.steps(charged.entry) if self._keeps else []
         return [self._unpacked(content) for content in kept]
 
-    def _noisy(self, line: BudgetLine, charge: Charge, number: int, total: NDArray[np.int64]) -> NDArray[np.int64]:
-        """A sum with noise on every coordinate. It is private until the ledger has it; what leaves is what it has."""
+    def _noisy(self, line: BudgetLine, charge: Charge, number: int, total: NDArray[np.int64]) -> str:
+        """A sum with noise on every coordinate, packed.
+
+        It is private until the ledger has it, and what leaves is what the ledger has.
+        """
         noise = self._randomness.discrete_gaussian(line.parameter * LATTICE, total.size)
         content = packed(total + noise.reshape(total.shape))
-        return self._unpacked(line.keep_step(charge, number, content) if self._keeps else content)
+        return line.keep_step(charge, number, content) if self._keeps else content
 
     def _unpacked(self, content: str) -> NDArray[np.int64]:
-        return np.frombuffer(base64.b64decode(content), np.int64).reshape(self.shape)
+        return np.frombuffer(base64.b64decode(content), np.int64).reshape(self._shape)
 
     def _result(self, release: Any) -> NDArray[Any]:
         """The array that is released, which the ledger keeps for a job that is killed before it has its file."""
@@ -194,26 +213,28 @@ class SumRelease(Release):
     def replay(self, request: Request, known: Replayed) -> Flow[NDArray[Any]]:
         """What this job has released before it was killed."""
         yield from ()
-        return self._unpacked(json.loads(known.answer)).copy()
+        found: NDArray[Any] = np.frombuffer(base64.b64decode(json.loads(known.answer)), self._dtype)
+        return found.reshape(self._shape).copy()
 
 
 class Job(LineFile):
     """One release's hold on ``FILE.part``. Set ``is_over`` when FILE is written; `close` it in any case.
 
-    ``digest`` is `SumRelease.digest`, ``store`` the store's lineage, ``work`` and ``made`` name the release and what it
-    makes. Raises `InvalidParameter` as `LineFile` does, if FILE is there and no ``FILE.part``, and if that is of other
-    settings, of another store, or of no such work: all files then stay as they are. (Sums of two stores would break no
-    promise, but be of neither. A store that was in one process alone has no name to be known by.)
+    ``digest`` is `SumRelease.digest`, ``store`` the store's lineage, ``kind`` the file's format, ``work`` and ``made``
+    name the release and what it makes. Raises `InvalidParameter` as `LineFile` does, if FILE is there and no
+    ``FILE.part``, and if that is of other settings, of another store, or of no such work: all files then stay as they
+    are. (Sums of two stores would break no promise, but be of neither. A store that was in one process alone has no
+    name to be known by.)
     """
 
     is_over = False
     is_charged = False
 
-    def __init__(self, output: Path, digest: str, store: str | None = None, *, work: str, made: str) -> None:
+    def __init__(self, output: Path, digest: str, store: str | None, kind: str, work: str, made: str) -> None:
         output = output.absolute()
         super().__init__(output.with_name(output.name + ".part"), output, "a file", work)
         self._work = work
-        self._format = f"dpicl-{work}-1"
+        self._format = kind
         head = f'{{"format": "{self._format}"'.encode()
         self._is_new = not self.lines and head.startswith(self.torn[: len(head)])
         self.name = secrets.token_hex(16)

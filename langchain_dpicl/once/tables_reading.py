@@ -31,10 +31,9 @@ from langchain_dpicl.privacy.noise import Randomness
 from langchain_dpicl.private import boundary
 from langchain_dpicl.private.copy import Pristine
 from langchain_dpicl.private.models import limit
-from langchain_dpicl.store.base import embedder_of
+from langchain_dpicl.store.base import Numbers, embedder_of
 from langchain_dpicl.store.records import Vectors, as_matrix, attempt
 
-Numbers = NDArray[np.int64]
 Said = Iterable[tuple[int, int]]
 """A text's pairs: a topic's place and a value's."""
 

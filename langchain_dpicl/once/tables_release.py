@@ -1,0 +1,303 @@
+"""The release of a table: one private sum over the pairs of topic and value that owners' texts say."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+from langchain_core.runnables import Runnable
+from langchain_core.runnables.base import coerce_to_runnable
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from langchain_dpicl.budget import Charge, PrivacyBudget
+from langchain_dpicl.calls.flow import Flow, run
+from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyWarning, UnsafeConfigurationError
+from langchain_dpicl.once.steps import LATTICE
+from langchain_dpicl.once.sums import SumRelease, owner_sum
+from langchain_dpicl.once.table import PrivateTable, simultaneous_bars
+from langchain_dpicl.once.tables_reading import (
+    ONLY,
+    ByChain,
+    ByName,
+    BySimilarity,
+    Domain,
+    Said,
+    given_pairs,
+)
+from langchain_dpicl.privacy import checks
+from langchain_dpicl.private import boundary
+from langchain_dpicl.release.base import check_budget, warn_of_delta
+from langchain_dpicl.release.transaction import Charged, transact
+from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.base import Numbers, embedder_of
+from langchain_dpicl.store.records import embed
+
+TextReader = ByName | BySimilarity | ByChain
+
+_READ = 10_000  # records at a time
+_MOST_CELLS = 1 << 22
+"""The most cells: each takes some 50 microseconds for its noise."""
+
+
+class TableRelease(SumRelease):
+    """The one sum of a table."""
+
+    mechanism = "sum"
+    names = ("dpicl-table-part-1", "table", "table")
+    _records = 0
+    _silent = 0
+
+    def __init__(
+        self,
+        store: ExemplarStore,
+        budget: PrivacyBudget,
+        domain: Domain,
+        reader: TextReader,
+        at_most: int,
+        owners: int | None,
+        line_name: str | None,
+    ) -> None:
+        facts = {
+            "topics": domain.topics,
+            "values": domain.values,
+            "read": reader.facts,
+            "at_most": at_most,
+        }
+        super().__init__(store, budget, domain.shape, facts, owners, line_name)
+        self._reader = reader
+        self._at_most = at_most
+
+    @property
+    def reading(self) -> dict[str, int]:
+        """The numbers of records, and of those that say nothing of the table. Private."""
+        return {"records": self._records, "silent": self._silent}
+
+    def work(self, charged: Charged) -> Flow[NDArray[np.int64]]:
+        """The sum, if the ledger does not have it, of the records of one moment."""
+        sums = yield partial(self._begun, charged)
+        if sums:
+            found: NDArray[np.int64] = sums[0]
+            return found
+        owners, cells, texts = yield partial(self._read, charged.participants)
+        if isinstance(self._reader, ByChain):
+            said = yield from self._reader.asked(texts)
+            owners, cells = yield partial(self._told, said, owners)
+        found = yield partial(self._summed, charged, owners, cells)
+        return found
+
+    def _read(self, paid: Numbers | None) -> tuple[Numbers, Numbers, list[str]]:
+        """The owners and cells of what all records say. For a chain, each record's owner and text. Private."""
+        reader = self._reader
+        owners = [np.zeros(0, np.int64)]
+        cells = [np.zeros(0, np.int64)]
+        asked: list[str] = []
+        self._silent = 0
+        with self.store.reading() as view:
+            rows, position = view.rows_of(view.numbers if paid is None else paid)
+            self._records = len(rows)
+            for first in range(0, len(rows), _READ):
+                some = rows[first : first + _READ]
+                whose = position[first : first + _READ]
+                texts = [self._text(record) for record in view.read(some)]
+                if isinstance(reader, ByChain):
+                    asked += texts
+                    owners.append(whose)
+                    continue
+                said = reader.said(texts, lambda places, some=some: view.vectors(some[places]))  # type: ignore[misc]
+                found = self._told(said, whose)
+                owners.append(found[0])
+                cells.append(found[1])
+        return np.concatenate(owners), np.concatenate(cells), asked
+
+    def _text(self, record: Mapping[str, Any]) -> str:
+        """A record's input, and its output if it has one."""
+        keys = [self.store.input_key, self.store.output_key]
+        return "\n".join(str(record[key]) for key in keys if key is not None and record.get(key) is not None)
+
+    def _told(self, said: Sequence[Said], owners: Numbers) -> tuple[Numbers, Numbers]:
+        """The owners and cells of these texts' pairs."""
+        many = [sorted(set(each)) for each in said]
+        self._silent += sum(not each for each in many)
+        pairs = np.array([pair for each in many for pair in each], np.int64).reshape(-1, 2)
+        cells = pairs[:, 0] * self._shape[1] + pairs[:, 1]
+        return np.repeat(owners, list(map(len, many))), cells
+
+    def _total(self, owners: Numbers, cells: Numbers) -> NDArray[np.int64]:
+        """The sum of the owners' vectors. Private."""
+        size = math.prod(self._shape)
+        whose, given = given_pairs(owners, cells, size, self._at_most, self._randomness)
+        return owner_sum(whose, given, np.ones(len(given), np.int64), size).reshape(self._shape)
+
+    def _summed(self, charged: Charged, owners: Numbers, cells: Numbers) -> NDArray[np.int64]:
+        assert isinstance(charged.entry, Charge)
+        total = self._total(owners, cells)
+        return self._unpacked(self._noisy(charged.request.line, charged.entry, 0, total))
+
+
+def release_table(
+    store: ExemplarStore,
+    topics: Sequence[str],
+    values: Sequence[str] | Mapping[str, Sequence[str]] | type[BaseModel],
+    budget: PrivacyBudget,
+    *,
+    read: Literal["nearest", "named"] | Embeddings | Runnable[Any, Any] = "nearest",
+    threshold: float | None = None,
+    at_most: int = 8,
+    owners: int | None = None,
+    output: str | Path | None = None,
+    line: str | None = None,
+    at_once: int = 1,
+    timeout: float | None = None,
+) -> PrivateTable:
+    """Count once what all records say about public topics: a table that anyone may ask for ever.
+
+    Parameters
+    ----------
+    store
+        A record's text is its input, and its output if it has one.
+    topics, values
+        Public lists, that must not come from the records. ``values`` may be grouped in columns, a mapping of each
+        column's name to its list, or a pydantic model, whose fields with a public domain (``Literal``, an enumeration,
+        ``bool``) make the columns.
+    budget
+        Has a line for the mechanism "sum", whose rate is 1: for instance ``releases={"sum": 4, "vote": ...}`` if a
+        table is made each quarter, or a budget of its own. It counts all callers together (scope ``"shared"``).
+    read
+        - "nearest" (default): a text says the values that it names, by whole words without case and accents, under the
+          topics that it names; if it names none, under the topic that is nearest to it by the store's vectors.
+        - "named": the same, and a text that names no topic says nothing.
+        - `Embeddings`: a text is under each topic, and says each value, whose similarity to it reaches ``threshold``.
+          If it is the store's model, the store's vectors are taken; else each text is embedded alone.
+        - a chain that takes a text, such as ``prompt | llm.with_structured_output(Model)``: a mapping or a model with
+          "topic" and the columns, or a list of these. Each text is a private call of its own; a call that fails, and
+          what is no topic or no value of the lists, adds nothing.
+    threshold
+        From -1 to 1, with `Embeddings` alone.
+    at_most
+        The most pairs of topic and value that an owner gives: those that most of its texts say. An owner of m pairs
+        adds 1/sqrt(m) to each.
+    owners
+        The number of owners, as a public number, for the warnings. Default: what the budget's line was declared or
+        frozen with, or else, when the plan is frozen, the store's.
+    output
+        A file for the table. Then an interrupted release goes on when it is called again with the same settings: it is
+        charged once. This needs a budget that replays (``replay=True`` or ``"principal"``) and has no tickets.
+    line
+        The budget's line, if it has several.
+    at_once, timeout
+        Of a chain's calls: how many are made at a time, and the seconds of each. Default: one, and a model's usual.
+
+    Raises `InvalidParameter` (as for topics or values that are equal without case and accents),
+    `PlanMismatch`, `PrivacyBudgetExceeded`, `ModelUnavailable`, `StoreError`, which cost nothing, and after the charge
+    `ReleaseFailed`. Warns (`PrivacyWarning`) if the noise is too large for so many cells and owners.
+    """
+    if not isinstance(store, ExemplarStore):
+        raise InvalidParameter("store", type(store).__name__, "an ExemplarStore")
+    domain = Domain(_texts("topics", topics), _columns(values))
+    if math.prod(domain.shape) > _MOST_CELLS:
+        raise InvalidParameter("values", f"{math.prod(domain.shape)} cells", f"at most {_MOST_CELLS} with the topics")
+    at_most = checks.whole("at_most", at_most)
+    owners = None if owners is None else checks.whole("owners", owners)
+    check_budget(budget)
+    if budget.scope != "shared":
+        raise InvalidParameter("budget", f"scope={budget.scope!r}", "a shared budget: every caller meets the table")
+    at_once = checks.whole("at_once", at_once)
+    reader = _reader(store, domain, read, threshold, at_once, timeout)
+    budget.watch(store)
+    release = TableRelease(store, budget, domain, reader, at_most, owners, line)
+    warn_of_delta(budget, release.owners, stacklevel=3)
+    _warn_of_noise(domain, release.owners, release.line.parameter)
+    release.job = job = None if output is None else release.hold(output)
+    try:
+        store.remember_release(f"a table, on the budget {budget.name!r}")
+        sums, receipt = run(transact(release, None))
+        counts = sums / LATTICE
+        table = PrivateTable(counts, domain.topics, domain.columns, release.line.parameter, receipt, store.embeddings)
+        if job is not None:
+            table.save(job.output)
+            job.is_over = True
+    finally:
+        if job is not None:
+            job.close()
+    table.reading = release.reading
+    return table
+
+
+def _warn_of_noise(domain: Domain, owners: int, sigma: float) -> None:
+    """Warn if not even a topic's share of the owners, all of one opinion, would clear the bar. From public numbers."""
+    cells = math.prod(domain.shape)
+    bar = simultaneous_bars(sigma, cells, 0.95).margin
+    share = owners / len(domain.topics)
+    if share < bar:
+        warnings.warn(
+            f"a table of {cells} cells for {owners} owners: the noise moves a cell by "
+            f"{sigma * math.sqrt(2.0 / math.pi):.3g} on average, and a value is known from a margin of {bar:.3g} on, "
+            f"but a topic has {share:.3g} owners on average. Take fewer topics, or more epsilon",
+            PrivacyWarning,
+            stacklevel=3,
+        )
+
+
+def _texts(name: str, texts: object) -> tuple[str, ...]:
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise InvalidParameter(name, type(texts).__name__, "a list of texts")
+    return tuple(texts)
+
+
+def _columns(values: object) -> dict[str, tuple[str, ...]]:
+    if isinstance(values, type) and issubclass(values, BaseModel):
+        found = {name: _choices(field.annotation) for name, field in values.model_fields.items() if name != "topic"}
+        columns = {name: choices for name, choices in found.items() if choices}
+        if not columns:
+            raise InvalidParameter("values", values.__name__, "a model with a field of Literal, Enum or bool")
+        return columns
+    if isinstance(values, Mapping):
+        return {name: _texts(f"values[{name!r}]", texts) for name, texts in values.items()}
+    return {ONLY: _texts("values", values)}
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """The public domain of a field, as JSON has its values; none if it has none."""
+    if annotation is bool:
+        return ("True", "False")
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return tuple(str(each.value) for each in annotation)
+    if get_origin(annotation) is Literal:
+        return tuple(str(each) for each in get_args(annotation) if each is not None)
+    found = (choice for part in get_args(annotation) for choice in _choices(part))
+    return tuple(dict.fromkeys(found))
+
+
+def _reader(
+    store: ExemplarStore, domain: Domain, read: Any, threshold: float | None, at_once: int, timeout: float | None
+) -> TextReader:
+    """The reader, tried on what is public. Raises `InvalidParameter`, and `ModelUnavailable` if its model fails."""
+    if threshold is not None and not isinstance(read, Embeddings):
+        raise InvalidParameter("threshold", threshold, "left out, but with read=Embeddings")
+    if isinstance(read, str):
+        if read not in ("nearest", "named"):
+            raise InvalidParameter("read", read, '"nearest", "named", Embeddings or a chain')
+        near = embed(store.embeddings, domain.topics) if read == "nearest" else None
+        return ByName(domain, near)
+    if isinstance(read, Embeddings):
+        if hasattr(read, "document_embedding_store"):
+            raise UnsafeConfigurationError("embeddings with a cache would keep private texts: use the model itself")
+        least = checks.real("threshold", threshold, at_least=-1.0, at_most=1.0)
+        alone = None if embedder_of(read) == store.embedder else read
+        values = [value for _, value in domain.values]
+        return BySimilarity(domain, embed(read, domain.topics), embed(read, values), least, alone)
+    if not isinstance(read, Runnable) and not callable(read):
+        raise InvalidParameter("read", type(read).__name__, '"nearest", "named", Embeddings or a chain')
+    reader = ByChain(domain, coerce_to_runnable(read), at_once, timeout)
+    failure = run(boundary.probe(reader._member, ({"text": domain.topics[0]}, ()), reader._timeout))
+    if failure is not None:
+        raise ModelUnavailable(f"the chain fails on a public text ({failure.__name__}); nothing was charged")
+    return reader
