@@ -27,7 +27,7 @@ from langchain_dpicl.errors import (
     PrivacyWarning,
 )
 from langchain_dpicl.once.fallback import HeadThenRelease
-from langchain_dpicl.once.fitting import Fit, FitReport, Job
+from langchain_dpicl.once.fitting import Fit, FitReport
 from langchain_dpicl.once.scores import CalibratedScores, LabelScores, ScoreRow
 from langchain_dpicl.once.steps import FeatureMap, Floats
 from langchain_dpicl.privacy import checks
@@ -340,7 +340,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         def check(trial: PrivacyBudget) -> None:
             fit = Fit(store, trial, names, features, owners, **about)
             if output is not None:
-                Job(Path(output), fit.digest, store.lineage).close()
+                fit.hold(output).close()
 
         if not isinstance(budget, PrivacyBudget) and callable(budget):
             budget = budget(check)
@@ -362,7 +362,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 PrivacyWarning,
                 stacklevel=2,
             )
-        fit.job = job = None if output is None else Job(Path(output), fit.digest, store.lineage)
+        fit.job = job = None if output is None else fit.hold(output)
         try:
             store.remember_release(f"a head, on the budget {budget.name!r}")
             weights, receipt = run(transact(fit, None))

@@ -22,7 +22,7 @@ from langchain_dpicl.lab.evaluation.report import write_report
 from langchain_dpicl.lab.evaluation.rows import Row
 from langchain_dpicl.lab.evaluation.scores import HEAD, HEAD_PUBLIC, Score, Value, share_error
 from langchain_dpicl.lab.evaluation.tasks import TASKS, ClassificationTask, Shape
-from langchain_dpicl.once import fitting
+from langchain_dpicl.once import sums
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.privacy import PrivacyPlan
 from langchain_dpicl.privacy.lines import LineRequest
@@ -85,7 +85,7 @@ def test_without_noise_a_head_has_the_weights_of_a_fit_whose_noise_is_zero(monke
         def discrete_gaussian(self, sigma: float, size: int) -> NDArray[np.int64]:
             return np.zeros(size, np.int64)
 
-    monkeypatch.setattr(fitting, "SecureRandomness", Silent)
+    monkeypatch.setattr(sums, "SecureRandomness", Silent)
     asked = study()
     for features in asked.maps.values():
         fitted, sigma = fit_head(asked.private, EMBEDDINGS, LABELS, 1.0, 1e-5, features)

@@ -27,7 +27,7 @@ from langchain_dpicl.errors import (
     PrivacyWarning,
     ReleaseFailed,
 )
-from langchain_dpicl.once import fitting
+from langchain_dpicl.once import fitting, sums
 from langchain_dpicl.once.fitting import FitReport, descend, expected_accuracy
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.once.steps import LATTICE, FeatureMap, OwnedRecords, clipped_sum, probabilities
@@ -57,7 +57,7 @@ class Noise:
 @pytest.fixture
 def noise(monkeypatch: pytest.MonkeyPatch) -> Noise:
     source = Noise()
-    monkeypatch.setattr(fitting, "SecureRandomness", lambda: source)
+    monkeypatch.setattr(sums, "SecureRandomness", lambda: source)
     return source
 
 
@@ -506,7 +506,7 @@ def interrupted(
 ) -> Noise:
     """A fit that is killed before it draws the noise of step ``stop``; its source of noise draws on from there."""
     source = Noise(seed, stop=stop)
-    monkeypatch.setattr(fitting, "SecureRandomness", lambda: source)
+    monkeypatch.setattr(sums, "SecureRandomness", lambda: source)
     with pytest.raises(KeyboardInterrupt):
         PrivateHead.fit(store, LABELS, budget, output=output, progress=False)
     source.stop = None
@@ -527,7 +527,7 @@ def test_an_interrupted_fit_goes_on_and_is_charged_once(
     assert budget.spent() == 1
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("head")] == ["head.npz"]
     whole = Noise(3)
-    monkeypatch.setattr(fitting, "SecureRandomness", lambda: whole)
+    monkeypatch.setattr(sums, "SecureRandomness", lambda: whole)
     straight = PrivateHead.fit(store_of(), LABELS, budgets(), progress=False)
     assert (straight.weights == head.weights).all()
     assert (PrivateHead.load(output, EMBEDDINGS).weights == head.weights).all()
@@ -575,7 +575,7 @@ def test_copies_of_a_fit_release_the_same_sums(budgets: Any, tmp_path: Path, mon
         moved = json.loads(part)
         (folder / "head.npz.part").write_bytes(json.dumps({**moved, "output": str(output)}).encode() + b"\n")
         source = Noise(number)
-        monkeypatch.setattr(fitting, "SecureRandomness", lambda source=source: source)
+        monkeypatch.setattr(sums, "SecureRandomness", lambda source=source: source)
         weights.append(PrivateHead.fit(store, LABELS, budget, output=output, progress=False).weights)
         assert len(source.asked) == (19 if number == 1 else 0)
     assert all((other == weights[0]).all() for other in weights)

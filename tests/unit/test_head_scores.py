@@ -25,7 +25,7 @@ from pydantic import SecretStr
 from langchain_dpicl import ExemplarStore, LabelScores, PrivacyBudget, PrivateHead, few_shot_chain, label_public
 from langchain_dpicl.calls import running
 from langchain_dpicl.errors import InvalidParameter, ModelLost, ModelUnavailable, UnsafeConfigurationError
-from langchain_dpicl.once import fitting
+from langchain_dpicl.once import fitting, sums
 from langchain_dpicl.once import scores as scoring
 from langchain_dpicl.once.fitting import FitReport
 from langchain_dpicl.once.scores import CalibratedScores
@@ -83,7 +83,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
         def discrete_gaussian(self, sigma: float, size: int) -> NDArray[np.int64]:
             return np.rint(self.generator.normal(0.0, sigma, size)).astype(np.int64)
 
-    monkeypatch.setattr(fitting, "SecureRandomness", Noise)
+    monkeypatch.setattr(sums, "SecureRandomness", Noise)
 
 
 def fitted(budget: PrivacyBudget, llm: Any, store: ExemplarStore | None = None, **how: Any) -> PrivateHead:

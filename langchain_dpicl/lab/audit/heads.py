@@ -31,9 +31,10 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.errors import PrivacyWarning
 from langchain_dpicl.lab.audit.cases import LABELS, SURE, Setting
-from langchain_dpicl.once.fitting import Fit, Sums, descend
+from langchain_dpicl.once.fitting import Fit, descend
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.once.steps import LATTICE, FeatureMap, Floats
+from langchain_dpicl.once.sums import Sums
 from langchain_dpicl.privacy import LineRequest, Randomness
 from langchain_dpicl.store import ExemplarStore
 
@@ -152,13 +153,13 @@ def head_world(case: HeadCase, has_owner: bool, rate: float, randomness: Randomn
     fit._randomness = randomness
     no_charge: Any = None  # the ledger keeps no step of it
     records, *_ = fit._read(None)
-    shape, sigma = (len(LABELS), FeatureMap(2).size), fit.line.parameter * LATTICE
+    shape = (len(LABELS), FeatureMap(2).size)
 
     def steps() -> SeenFit:
         sums: Sums = []
         for number in range(case.steps):
             weights, _ = descend(sums, fit.owners, fit.line.parameter, case.steps, shape)
-            sums.append(fit._unpacked(fit._step(fit.line, no_charge, number, records, weights, sigma)))
+            sums.append(fit._unpacked(fit._step(fit.line, no_charge, number, records, weights)))
         return SeenFit(descend(sums, fit.owners, fit.line.parameter, case.steps, shape)[1], sums)
 
     return steps

@@ -21,10 +21,11 @@ from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
 from langchain_dpicl.lab.evaluation.passes import EvaluationPlan, key_of
 from langchain_dpicl.lab.evaluation.rows import Row
 from langchain_dpicl.lab.evaluation.scores import HEAD, HEAD_PUBLIC, Score, Value
-from langchain_dpicl.once.fitting import Sums, descend
+from langchain_dpicl.once.fitting import descend
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.once.scores import LabelScores
 from langchain_dpicl.once.steps import FeatureMap, OwnedRecords, clipped_sum
+from langchain_dpicl.once.sums import Sums
 from langchain_dpicl.privacy.mechanisms import Head
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import embedder_of
