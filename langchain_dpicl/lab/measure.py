@@ -346,7 +346,6 @@ def audit_options(parser: Any) -> None:
 def audit(options: argparse.Namespace) -> int:
     """Attack, print and draw. Returns 1 if a bound lies above its claim."""
     from langchain_dpicl.lab.audit import attack
-    from langchain_dpicl.lab.audit.heads import HEAD
 
     known = (*attack.ATTACKED, "all", "membership")
     if options.mechanism not in known:
@@ -368,7 +367,7 @@ def audit(options: argparse.Namespace) -> int:
         settings["member"] = label_member(ModelChoice(options.model), list(LABELS), "input")
     names: Sequence[str] = (options.mechanism,)
     if options.mechanism == "all":  # a head has no other rate than 1
-        names = [name for name in attack.ATTACKED if name != HEAD or options.rate == 1.0]
+        names = [name for name in attack.ATTACKED if name not in attack.ONCE or options.rate == 1.0]
     results = [attack.audit(name, epsilon=epsilon, **settings) for name in names for epsilon in options.epsilon]
     if options.plot:
         attack.draw(results, options.plot)

@@ -31,6 +31,7 @@ from langchain_dpicl.lab.audit.cases import (
 )
 from langchain_dpicl.lab.audit.draws import BlockRandomness
 from langchain_dpicl.lab.audit.heads import HEAD, HEAD_TRIALS, head_cases, head_world
+from langchain_dpicl.lab.audit.tables import SUM, SUM_TRIALS, table_cases, table_world
 from langchain_dpicl.lab.audit.typed import median_cases, structured_cases, structured_options
 from langchain_dpicl.lab.audit.worlds import owner_world, synthetic_world
 from langchain_dpicl.lab.plots import draw_bounds
@@ -109,7 +110,10 @@ PLANNED = ("vote", "scores", "embedding", "joint-em", "ptr", "tokens")
 PLAN = "plan"
 """One of each kind of mechanism in one plan, a line each."""
 
-ATTACKED = (*CASES, PLAN, HEAD)
+ONCE: dict[str, Any] = {HEAD: (head_cases, head_world, HEAD_TRIALS), SUM: (table_cases, table_world, SUM_TRIALS)}
+"""Releases that are made once, with rate 1: their cases, worlds and trials."""
+
+ATTACKED = (*CASES, PLAN, *ONCE)
 
 _TRIALS = 30_000
 
@@ -163,13 +167,14 @@ def audit(
     as many trials as ``trials``, made first, choose the case and the event; the bound counts the others alone.
 
     - ``mechanism``: a name in `CASES` ("-own-calls", "label-vote" and "vote-em-prior": every owner has a call of
-      its own), "plan" (six of them in one plan, a line each), or "head".
+      its own), "plan" (six of them in one plan, a line each), "head", or "sum" (a table).
     - ``canary``: "outputs": the members' answers are the worst there are. "owner": a real store, selector, member chain
       and ensemble, and an inserted owner whose member answers the canary. Of a head "outputs" shows all noisy sums, of
-      the product's own steps on a real store; "owner" shows the head alone, of whole fits with their ledgers.
+      the product's own steps on a real store; "owner" shows the head alone, of whole fits with their ledgers. Of a
+      sum both show all counts; "owner" makes whole releases.
     - ``epsilon``, ``delta``: the promise of the whole plan.
     - ``rate``, ``releases``: the probability with which an owner takes part, and the releases of each line. At rate 1
-      nothing is amplified, and the bound comes nearest to the claim. A head has no other rate.
+      nothing is amplified, and the bound comes nearest to the claim. A head and a sum have no other rate.
     - ``members``: N; by default as many as make the attack strongest.
     - ``trials``, ``confidence``: how many trials of each data set the bound counts (default: 30,000; of a head 10,000,
       or 1,000 with canary="owner"), and the bound's confidence.
@@ -187,10 +192,10 @@ def audit(
     epsilon, delta = real("epsilon", epsilon, above=0.0, at_most=1000.0), open_unit("delta", delta)
     rate, releases = probability("rate", rate), whole("releases", releases)
     members = None if members is None else whole("members", members, at_least=2)
-    if mechanism == HEAD and rate != 1.0:
-        raise InvalidParameter("rate", rate, "1 for a head: every owner takes part")
+    if mechanism in ONCE and rate != 1.0:
+        raise InvalidParameter("rate", rate, f"1 for a {mechanism}: every owner takes part")
     if trials is None:
-        trials = HEAD_TRIALS[canary] if mechanism == HEAD else _TRIALS
+        trials = ONCE[mechanism][2][canary] if mechanism in ONCE else _TRIALS
     trials, confidence = whole("trials", trials), open_unit("confidence", confidence)
 
     names = PLANNED if mechanism == PLAN else (mechanism,)
@@ -204,7 +209,7 @@ def audit(
     effort: dict[str, Any] = {"rate": rate, "epsilon": epsilon, "delta": delta}
     effort |= {"trials": trials, "confidence": confidence}
     attacked = {**effort, "releases": count, "unanimous": canary == "owner", "members": members}
-    made = {name: each.cases for name, each in CASES.items()} | {HEAD: head_cases}
+    made = {name: each.cases for name, each in CASES.items()} | {name: each[0] for name, each in ONCE.items()}
     settings = [Setting(line.mechanism, line.parameter, options=line.options, **attacked) for line in lines.values()]
     cases = [made[name](setting) for name, setting in zip(lines, settings, strict=True)]
     # Of a plan each line shows its first case; of one mechanism, all are tried.
@@ -212,8 +217,8 @@ def audit(
 
     draw = BlockRandomness()
     world: Any = synthetic_world if canary == "outputs" else partial(owner_world, member=member)
-    if mechanism == HEAD:
-        world = head_world
+    if mechanism in ONCE:
+        world = ONCE[mechanism][1]
     attempts = [
         [(case, [world(case, has_owner, rate, draw) for has_owner in (True, False)]) for case in choice]
         for choice in choices
