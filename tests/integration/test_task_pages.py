@@ -122,8 +122,8 @@ def run(code: str, names: dict[str, Any]) -> Any:
 @pytest.mark.asks_first
 def test_the_page_on_rag_runs_and_answers_right(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """Of the owners on drops each has a call with the plan's rate q, and all agree: a false alarm has a probability
-    below (1 - q + q e^-r)^owners, at most 1e-6."""
-    first, chain, filtered, by_request = blocks("tasks/rag.md", "python", "")
+    below (1 - q + q e^-r)^owners, at most 1e-6. 240 owners clear the bar of a table's margin by 40 sigma."""
+    first, chain, filtered, by_request, table = blocks("tasks/rag.md", "python", "")
     run(first, names)
     run(chain, names)
     assert "rehearsal passed" in capsys.readouterr().out
@@ -134,6 +134,8 @@ def test_the_page_on_rag_runs_and_answers_right(names: dict[str, Any], capsys: p
     selector = names["selector"]
     request = {"input": "the drops?", "team": "a", "since": 2022}
     assert len(selector.eligible(selector.embed_query(request, "ann"))) == 36
+    assert run(table, names) == "after dinner"
+    assert names["for_ever"].invoke("When do I take the drops?") == "Take it after dinner."
 
 
 @pytest.mark.asks_first
@@ -166,7 +168,7 @@ def never(query: str) -> str:
 
 
 def test_without_eligible_the_pages_filter_is_refused_in_words_that_help(names: dict[str, Any]) -> None:
-    first, _, filtered, _ = blocks("tasks/rag.md", "python", "")
+    first, _, filtered, *_ = blocks("tasks/rag.md", "python", "")
     run(first, names)
     names["PrivacyBudget"] = PrivacyBudget
     without = "\n".join(line for line in filtered.splitlines() if "eligible" not in line)

@@ -8,7 +8,7 @@ from pathlib import Path
 import langchain_dpicl
 from langchain_dpicl import errors
 from langchain_dpicl.budget import schema
-from langchain_dpicl.once import fitting, head
+from langchain_dpicl.once import head, table
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -42,7 +42,7 @@ def test_every_public_name_is_in_the_reference() -> None:
 def test_the_page_of_versions_names_the_formats_of_today() -> None:
     rows = re.findall(r"^\| (.+?) \| (.+?) \|", (DOCS / "compatibility.md").read_text(encoding="utf-8"), re.MULTILINE)
     found = [version for _, version in rows]
-    formats = [head._FORMAT, fitting._FORMAT, schema.VERSION]
+    formats = [head._FORMAT, "dpicl-fit-1", table._FORMAT, "dpicl-table-part-1", schema.VERSION]
     assert [version for version in found if version in map(str, formats)] == list(map(str, formats))
 
 
