@@ -123,6 +123,7 @@ def _sorted_by_head(
     started = time.monotonic()
     budget = PrivacyBudget(options.epsilon, options.delta, {"head": 1}, f"sqlite:///{folder}/head.db", "demo-head")
     head = PrivateHead.fit(store, labels, budget, progress=False)
+    assert budget.plan is not None
     fitted = time.monotonic()
     answers = head.batch([text for text, _ in questions])
     answered = time.monotonic()
@@ -131,7 +132,7 @@ def _sorted_by_head(
         "answers": len(questions),
         "accuracy": sum(right) / len(right),
         "epsilon_spent": head.receipt["epsilon_spent"],
-        "sigma": budget.line("head", 1.0).parameter,
+        "sigma": budget.plan.lines["head"].parameter,
         "receipt": head.receipt,
         "seconds_to_fit": fitted - started,
         "seconds_an_answer": (answered - fitted) / len(questions),

@@ -125,7 +125,8 @@ def fit(options: argparse.Namespace) -> int:
     (budget,) = opened
     if options.report is not None:
         _write_report(options.report, head.fit_report)
-    line = budget.line("head", 1.0)
+    assert budget.plan is not None
+    (line,) = budget.plan.lines.values()
     facts = {
         "output": options.output,
         "labels": labels,
@@ -137,7 +138,7 @@ def fit(options: argparse.Namespace) -> int:
         "seconds": round(time.monotonic() - started, 1),
     }
     text = (
-        f"{store!r}; {budget!r}\nreleased: {line.plan_line.describe()}\n{receipt_words(head.receipt, 'fits')}\n"
+        f"{store!r}; {budget!r}\nreleased: {line.describe()}\n{receipt_words(head.receipt, 'fits')}\n"
         f"{options.output} answers from now on, at no further cost; {facts['seconds']:.0f} seconds."
     )
     return show(options, facts, text)

@@ -30,29 +30,87 @@ from langchain_dpicl.store.base import Numbers
 
 MECHANISM = "head"
 
-_RATE = 5.0
-_MOMENTUM = 0.9
-_NOISE_PER_STEP = 1 / 20
+_FIRST_RATE, _FIRST_MOMENTUM, _FIRST_NOISE = 5.0, 0.9, 1 / 20
+"""Of the first rule, which earlier releases' plans keep."""
+
+_LABELS_PER_NOISE, _MOST_NOISE = 12, 0.9
+_STEP, _STEP_LABELS = 1.5, 10
+_MOMENTA = (0.0, 0.7, 0.9)
+_SURER = 1.1
+
+_FEW_LABELS, _STEPS, _MORE_STEPS = 10, 20, 40
 _READ = 10_000  # records at a time
 
 
-def descend(sums: Sums, owners: int, sigma: float, steps: int, shape: tuple[int, int]) -> tuple[Floats, Floats]:
-    """The weights after these sums, and their mean over the second half of all steps. A function of what is released.
+def usual_steps(labels: int) -> int:
+    """The number of steps of a line that nobody has described: 20, or 40 for more than 10 labels."""
+    return _STEPS if labels <= _FEW_LABELS else _MORE_STEPS
 
-    Gradient descent with momentum from zero: M = .9 M - rate S / owners, then W = W + M, for each sum S.
 
-    ``owners`` is the public number by which sums are divided, ``sigma`` the noise's standard deviation. The rate is 5,
-    or less if the noise of one sum would move a score by more than 1/20 (20 sums and their momentum: by more than 1.1).
-    Noise would then make probabilities of 0 and 1, whose gradients tell little.
+@dataclass(frozen=True)
+class Rate:
+    """The sizes of a fit's steps, from public numbers alone.
+
+    ``reach`` is the sum of the factors of all sums: the weights are about -reach S / owners for the mean S of the sums.
+    Noise of standard deviation sigma on each sum then moves a score by reach sigma / (owners sqrt(steps)), for features
+    of norm 1. The reach is the one at which this is labels / 12, at most .9, so far as the steps stay stable.
+
+    While noise is much, all steps are small and the gradients are about those at zero, as in one step. The momentum
+    is then 0 and the noises of all sums weigh the same. With less noise the reach is longer, and a momentum of .7 or .9
+    keeps single steps short: a step of gradient descent with momentum m is stable up to 2 (1 + m) labels, at the start
+    and for features of norm 1. Steps are at most 3/4 of that, and counted for 10 labels at most, since labels that are
+    more common than others are less stable.
+
+    ``scale`` multiplies the last weights. It changes no answer, and brings confidences nearer to the share of right
+    answers.
     """
-    rate = min(_RATE, _NOISE_PER_STEP * owners / sigma)
-    weights, momentum, mean = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+
+    step: float
+    momentum: float
+    scale: float
+
+    @classmethod
+    def of(cls, owners: int, sigma: float, steps: int, labels: int) -> Rate:
+        """The rate of a fit of so many ``steps`` with noise of standard deviation ``sigma`` on each sum."""
+        noise = min(labels / _LABELS_PER_NOISE, _MOST_NOISE)
+        wanted = noise * owners * math.sqrt(steps) / sigma
+        longest = {each: _STEP * (1.0 + each) * min(labels, _STEP_LABELS) * _total(each, steps) for each in _MOMENTA}
+        most = longest[_MOMENTA[-1]]
+        reach = min(wanted, most)
+        momentum = next(each for each in _MOMENTA if reach <= longest[each])
+        scale = max(1.0, min(2.0, _SURER / noise, math.sqrt(most / reach)))
+        return cls(reach / _total(momentum, steps), momentum, scale)
+
+
+def _total(momentum: float, steps: int) -> float:
+    """The sum of the factors of all sums, for steps of length 1."""
+    return sum((1.0 - momentum**number) / (1.0 - momentum) for number in range(1, steps + 1))
+
+
+def descend(
+    sums: Sums, owners: int, sigma: float, steps: int, shape: tuple[int, int], *, even: bool = True
+) -> tuple[Floats, Floats]:
+    """The weights after these sums, and the head's, if they are all. A function of what is released.
+
+    Gradient descent from zero: M = m M - r S / owners, then W = W + M, for each sum S, where `Rate` gives r and the
+    momentum m. The head's weights are the last ones, scaled.
+
+    ``owners`` is the public number by which sums are divided, ``sigma`` the noise's standard deviation.
+
+    Not ``even``: the rule of earlier releases. m is .9, and r is 5, or less if the noise of one sum would move a score
+    by more than 1/20. The head's weights are the mean over the second half of all steps.
+    """
+    if even:
+        rate = Rate.of(owners, sigma, steps, shape[0])
+    else:
+        rate = Rate(min(_FIRST_RATE, _FIRST_NOISE * owners / sigma), _FIRST_MOMENTUM, 1.0)
+    weights, moved, mean = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     for number, noisy in enumerate(sums, start=1):
-        momentum = _MOMENTUM * momentum - rate * (noisy / LATTICE) / owners
-        weights = weights + momentum
+        moved = rate.momentum * moved - rate.step * (noisy / LATTICE) / owners
+        weights = weights + moved
         if number > steps // 2:
             mean += weights / (steps - steps // 2)
-    return weights, mean
+    return weights, rate.scale * weights if even else mean
 
 
 def expected_accuracy(owners: int, sigma: float, steps: int, shape: tuple[int, int]) -> float:
@@ -92,7 +150,7 @@ class FitReport:
 
 
 class Fit(SumRelease):
-    """The steps of a head's release. Its answer is the mean weights.
+    """The steps of a head's release. Its answer is the head's weights.
 
     ``owners``: as the caller declared them, or None. ``scores`` give features beside the embedding's. Raises what the
     budget's line raises, `PlanMismatch` for another rate or number of owners than the plan's, and `InvalidParameter` if
@@ -130,12 +188,24 @@ class Fit(SumRelease):
             size += scores.size
         if size > MOST_FEATURES:
             raise InvalidParameter("scores", f"{size} features in all", f"at most {MOST_FEATURES}")
-        super().__init__(store, budget, (len(labels), size), facts, owners, line_name)
+        options = {"even": 1.0}
+        asked = budget.asked(line_name, MECHANISM)
+        if budget.is_frozen:  # its rule stands, be it of an earlier release
+            options["even"] = 0.0 if asked is None else asked.options.get("even", 0.0)
+        elif asked is None:
+            options["steps"] = float(usual_steps(len(labels)))
+        super().__init__(store, budget, (len(labels), size), facts, owners, line_name, options)
 
     @property
     def expected_accuracy(self) -> float:
         """`expected_accuracy` of this fit. Public."""
         return expected_accuracy(self.owners, self.line.parameter, int(self.line.options["steps"]), self._shape)
+
+    def weigh(self, sums: Sums) -> tuple[Floats, Floats]:
+        """`descend` by the rule of this fit's plan. Public."""
+        options = self.line.options
+        is_even = bool(options.get("even", 0.0))
+        return descend(sums, self.owners, self.line.parameter, int(options["steps"]), self._shape, even=is_even)
 
     def work(self, charged: Charged) -> Flow[tuple[Floats, FitReport]]:
         """The steps that the ledger does not have, on the records of one moment.
@@ -165,10 +235,10 @@ class Fit(SumRelease):
             disable=None if self._progress else True,
         )
         for number in bar:
-            weights, _ = descend(sums, self.owners, line.parameter, steps, self._shape)
+            weights, _ = self.weigh(sums)
             content = yield partial(self._step, line, charge, number, records, weights)
             sums.append(self._unpacked(content))
-        return descend(sums, self.owners, line.parameter, steps, self._shape)[1], report
+        return self.weigh(sums)[1], report
 
     def _read(self, paid: Numbers | None) -> tuple[OwnedRecords, list[str], int]:
         """The embeddings' features and the labels of all owners, or of those who paid. Private.

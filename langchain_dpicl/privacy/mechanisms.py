@@ -378,7 +378,10 @@ class Tokens(_Ranged):
 
 @dataclass(frozen=True)
 class Head(Mechanism):
-    """The noisy gradient sums of all ``steps``, of which an owner moves each by 1: one Gaussian of sqrt(steps)."""
+    """The noisy gradient sums of all ``steps``, of which an owner moves each by 1: one Gaussian of sqrt(steps).
+
+    ``even`` says how weights follow from the sums: by the rule of today, or by that of a plan of an earlier release.
+    """
 
     name = "head"
     parameter = "sigma"
@@ -394,6 +397,11 @@ class Head(Mechanism):
 
     step: float = _lattice(2.0**-36)
     steps: int = count("the number of steps, each of which gives out a noisy sum", 1000, 20)
+    even: bool = flag("1 if the weights after the last step are the head's, 0 if the mean of the second half is")
+
+    @classmethod
+    def chosen(cls, delta: float, rate: float, count: int, lines: int) -> Options:
+        return {"even": 1.0}
 
     def build(self, parameter: float) -> Profile:
         return Gaussian(lattice_multiplier(parameter / self.step, self.steps**0.5 / self.step))

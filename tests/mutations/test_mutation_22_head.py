@@ -15,7 +15,7 @@ import pytest
 from evaluation_fakes import FakeLLM
 from numpy.typing import NDArray
 
-from langchain_dpicl.once.fitting import descend
+from langchain_dpicl.once.fitting import Rate, descend
 from langchain_dpicl.once.scores import CalibratedScores, LabelScores
 from langchain_dpicl.once.steps import LATTICE, FeatureMap, OwnedRecords, clipped_sum, probabilities
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
@@ -121,11 +121,12 @@ def test_22_a_scale_that_follows_the_store_is_caught() -> None:
 
     With the declared number the weights are the same function of the sums in both stores.
     """
+    rate = Rate.of(200, 0.1, STEPS, LABELS).step
     sums = [np.random.default_rng(1).integers(-(2**40), 2**40, (LABELS, SIZE + 1))]
 
     def fits(weights: Floats, owners: int) -> bool:
         """Whether the weights are those of sums of whole numbers, divided by so many owners."""
-        whole = weights * owners * LATTICE / 5.0
+        whole = weights * owners * LATTICE / rate
         return bool(np.abs(whole - np.rint(whole)).max() < 1e-3)
 
     for live in (201, 200):

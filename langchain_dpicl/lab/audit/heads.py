@@ -9,7 +9,7 @@ The others' gradients are orthogonal to D, but for the constant feature, where t
 the plan's guarantee is for. The projections of the sums on D are independent Gaussians of the mean 1, if the owner is
 there, or 0, so the sum over the steps is the best test there is. With ``canary="owner"`` the head alone. Its weights
 are a sum of the noisy sums with public factors c_t, those of `descend`, and the projection on D is a Gaussian of mean
-sum c_t and variance sigma^2 sum c_t^2: it tells sum c_t / sqrt(T sum c_t^2) = .84 of their signal to noise.
+sum c_t and variance sigma^2 sum c_t^2: it tells sum c_t / sqrt(T sum c_t^2) = .93 of their signal to noise.
 
 The attacker who sees sums and head knows the number by which the sums were divided, too. If it is not the declared one,
 it follows the store, and decides alone.
@@ -85,8 +85,9 @@ class HeadCase:
     @cached_property
     def factors(self) -> Floats:
         """The weight of each step's noisy sum in the head."""
-        single = (LATTICE * np.eye(self.steps, dtype=np.int64)).reshape(self.steps, self.steps, 1, 1)
-        return np.array([self.descend([*sums], (1, 1)).item() for sums in single])
+        shape = (len(LABELS), 1)
+        single = LATTICE * np.eye(self.steps, dtype=np.int64)
+        return np.array([self.descend([np.full(shape, number) for number in row], shape)[0, 0] for row in single])
 
     def descend(self, sums: Sums, shape: tuple[int, ...]) -> Floats:
         """The head's weights that the noisy sums have, by the declared number of owners."""
@@ -153,13 +154,12 @@ def head_world(case: HeadCase, has_owner: bool, rate: float, randomness: Randomn
     fit._randomness = randomness
     no_charge: Any = None  # the ledger keeps no step of it
     records, *_ = fit._read(None)
-    shape = (len(LABELS), FeatureMap(2).size)
 
     def steps() -> SeenFit:
         sums: Sums = []
         for number in range(case.steps):
-            weights, _ = descend(sums, fit.owners, fit.line.parameter, case.steps, shape)
+            weights, _ = fit.weigh(sums)
             sums.append(fit._unpacked(fit._step(fit.line, no_charge, number, records, weights)))
-        return SeenFit(descend(sums, fit.owners, fit.line.parameter, case.steps, shape)[1], sums)
+        return SeenFit(fit.weigh(sums)[1], sums)
 
     return steps

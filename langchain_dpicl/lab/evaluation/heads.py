@@ -21,12 +21,11 @@ from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
 from langchain_dpicl.lab.evaluation.passes import EvaluationPlan, key_of
 from langchain_dpicl.lab.evaluation.rows import Row
 from langchain_dpicl.lab.evaluation.scores import HEAD, HEAD_PUBLIC, Score, Value
-from langchain_dpicl.once.fitting import descend
+from langchain_dpicl.once.fitting import descend, usual_steps
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.once.scores import LabelScores
 from langchain_dpicl.once.steps import FeatureMap, OwnedRecords, clipped_sum
 from langchain_dpicl.once.sums import Sums
-from langchain_dpicl.privacy.mechanisms import Head
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import embedder_of
 from langchain_dpicl.store.records import Vectors, embed
@@ -81,7 +80,8 @@ def fit_head(
                 input_key=input_key,
                 progress=False,
             )
-            return head, budget.line("head", 1.0).parameter
+            (line,) = budget.plan.lines.values()  # type: ignore[union-attr]
+            return head, line.parameter
 
 
 def head_without_noise(
@@ -100,8 +100,7 @@ def head_without_noise(
     place = {label: i for i, label in enumerate(labels)}
     held = features.features(vectors).astype(np.float32)
     records = OwnedRecords(held, np.array([place[output] for output in outputs]), np.arange(len(texts)))
-    steps = Head().steps
-    weights = descended(records, (len(labels), features.size), sigma, steps)
+    weights = descended(records, (len(labels), features.size), sigma, usual_steps(len(labels)))
     return PrivateHead(
         weights,
         labels,
