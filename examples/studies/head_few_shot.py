@@ -50,7 +50,7 @@ def asked(
     input_key, output_key = KEYS.get(name, ("input", "output"))
     features = features_of(data.public, data.private.vectors.shape[1])
     if not (path := folder / f"{name}.npz").exists():
-        fitted(data.private, data.labels, EPSILON, features, known, input_key).save(path)
+        fitted(data.private, data.labels, EPSILON, features, known, input_key=input_key).save(path)
     head = PrivateHead.load(path, known)
     public = list(dict.fromkeys(data.public.texts))
     keys: dict[str, Any] = {"input_key": input_key, "output_key": output_key}

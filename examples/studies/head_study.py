@@ -6,7 +6,9 @@
 Each task is a file of private records and one of test questions; each record is its own owner. The public texts of the
 same source are a third file (`NAME=TRAIN:TEST:PUBLIC`, whose labels are not read), or else 500 of the records, drawn by
 a fixed seed, which give up their labels and are not private then. `--other A=B` takes the public texts of task B for
-task A. Every setting is a default. Accuracies of single fits are kept in OUTPUT/fits.jsonl, so that a study that was
+task A, `--column A=NAME` another column than "label". Every setting is a default. By number of owners stand beside a
+head those of the rule of earlier releases, for the same owners: the gain is the mean of the differences of the fits in
+pairs. Accuracies of single fits are kept in OUTPUT/fits.jsonl, so that a study that was
 stopped goes on.
 """
 
@@ -100,15 +102,19 @@ class Data:
     labels: list[str]
 
 
-def load(name: str, files: Sequence[str], labels: Sequence[str], known: Known) -> Data:
-    """Read a task. If ``labels`` are given, private records and test questions with other labels are left out."""
+def load(name: str, files: Sequence[str], labels: Sequence[str], known: Known, column: str = "label") -> Data:
+    """Read a task, whose labels are in this column.
+
+    If ``labels`` are given, private records and test questions with other labels are left out.
+    """
     found = []
     for part, path in zip(("train", "test", "public"), files, strict=False):
         rows = read_records(path)
         texts = [str(row.get("text", row.get("input"))) for row in rows]
         if rows[0].get("title"):
             texts = [f"{row['title']}. {text}" for row, text in zip(rows, texts, strict=True)]
-        found.append(Rows(texts, [str(row["label"]) for row in rows], known.embed(f"{name}-{part}", texts)))
+        told = [str(row.get(column, row["label"])) for row in rows]
+        found.append(Rows(texts, told, known.embed(f"{name}-{part}", texts)))
     allowed = list(labels) or sorted(set(found[0].labels))
     private, tests = (each.at(np.flatnonzero(np.isin(each.labels, allowed))) for each in found[:2])
     if len(found) > 2:
@@ -119,11 +125,11 @@ def load(name: str, files: Sequence[str], labels: Sequence[str], known: Known) -
 
 
 def fitted(
-    private: Rows, labels: list[str], epsilon: float, features: FeatureMap, known: Known, input_key: str = "input"
+    private: Rows, labels: list[str], epsilon: float, features: FeatureMap, known: Known, **how: Any
 ) -> PrivateHead:
-    """A head by the product's own release, on a ledger that is thrown away."""
+    """A head by the product's own release, on a ledger that is thrown away. ``how``: further options of `fit_head`."""
     held = private.texts, private.labels, private.vectors
-    return fit_head(held, known, labels, epsilon, DELTA, features, input_key=input_key)[0]
+    return fit_head(held, known, labels, epsilon, DELTA, features, **how)[0]
 
 
 def features_of(public: Rows | None, dimension: int) -> FeatureMap:
@@ -145,39 +151,48 @@ class Study:
         lines = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
         self._found = {line["fit"]: line["accuracy"] for line in lines}
 
+    def share(
+        self, task: str, public: str, epsilon: float | None, owners: int, number: int, even: bool = True
+    ) -> float:
+        """The share of right answers of one fit, which has noise of its own; of all its number draws the same."""
+        name = f"{task}, {public}, epsilon {epsilon}, {owners} owners, fit {number}{'' if even else ', earlier rule'}"
+        if name not in self._found:
+            data, features = self._data[task], self._features(task, public)
+            drawn = np.random.default_rng(number).permutation(len(data.private))[:owners]
+            some = data.private.at(np.sort(drawn))
+            if epsilon is None:
+                held = some.texts, some.labels, some.vectors
+                head = head_without_noise(held, self._known, data.labels, features)
+            else:
+                head = fitted(some, data.labels, epsilon, features, self._known, even=even)
+            self._found[name] = right_share(head, data.tests)
+            with self._kept.open("a") as file:
+                file.write(json.dumps({"fit": name, "accuracy": self._found[name]}) + "\n")
+        return self._found[name]
+
     def row(self, task: str, public: str, epsilon: float | None, owners: int, fits: int) -> dict[str, Any]:
         """The mean of some fits, each with noise of its own and, if ``owners`` are fewer than all, owners of its own.
 
-        Its standard error is that of the test questions and of the fits together. ``epsilon`` None: without noise.
+        Its standard error is that of the test questions and of the fits together. ``epsilon`` None: without noise. With
+        noise and public texts of the same source: beside the earlier rule, fit by fit.
         """
-        data = self._data[task]
-        features = self._features(task, public)
-        shares = []
-        for number in range(fits):
-            name = f"{task}, {public}, epsilon {epsilon}, {owners} owners, fit {number}"
-            if name not in self._found:
-                drawn = np.random.default_rng(number).permutation(len(data.private))[:owners]
-                some = data.private.at(np.sort(drawn))
-                if epsilon is None:
-                    held = some.texts, some.labels, some.vectors
-                    head = head_without_noise(held, self._known, data.labels, features)
-                else:
-                    head = fitted(some, data.labels, epsilon, features, self._known)
-                self._found[name] = right_share(head, data.tests)
-                with self._kept.open("a") as file:
-                    file.write(json.dumps({"fit": name, "accuracy": self._found[name]}) + "\n")
-            shares.append(self._found[name])
-        mean, error = float(np.mean(shares)), share_error(shares, len(data.tests))
-        about = {"task": task, "public": public, "epsilon": epsilon, "owners": owners, "fits": fits}
-        return {**about, "accuracy": mean, "standard_error": error, "least": min(shares), "most": max(shares)}
+        asked = task, public, epsilon, owners
+        shares = [self.share(*asked, number) for number in range(fits)]
+        mean, error = float(np.mean(shares)), share_error(shares, len(self._data[task].tests))
+        row = {"task": task, "public": public, "epsilon": epsilon, "owners": owners, "fits": fits}
+        row |= {"accuracy": mean, "standard_error": error, "least": min(shares), "most": max(shares)}
+        if epsilon is not None and public == SAME:
+            gains = np.array(shares) - [self.share(*asked, number, even=False) for number in range(fits)]
+            row |= {"gain": float(gains.mean()), "gain_error": _error(gains)}
+        return row
 
     @cache  # noqa: B019
     def _features(self, task: str, public: str) -> FeatureMap:
         texts = {NONE: None, SAME: self._data[task].public, OTHER: self._data[self._others.get(task, task)].public}
         return features_of(texts[public], self._data[task].private.vectors.shape[1])
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Every row: all owners with all public texts, then fewer owners with those of the same source."""
+    def asked(self) -> list[tuple[str, str, float | None, int, int]]:
+        """The rows: all owners with all public texts, then fewer owners with those of the same source."""
         asked: list[tuple[str, str, float | None, int, int]] = []
         for task, data in self._data.items():
             count = len(data.private)
@@ -186,7 +201,16 @@ class Study:
                 asked.append((task, public, None, count, 1))
             for size in (size for size in SIZES if size <= 0.9 * count):
                 asked += [(task, SAME, epsilon, size, FITS) for epsilon in (*EPSILONS, None)]
-        return [self.row(*each) for each in tqdm(asked, desc="heads")]
+        return asked
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every row."""
+        return [self.row(*each) for each in tqdm(self.asked(), desc="heads")]
+
+
+def _error(values: NDArray[np.float64]) -> float:
+    """The standard error of a mean; 0 of one number."""
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def beside(data: dict[str, Data], votes: dict[str, str]) -> dict[str, dict[str, Any]]:
@@ -208,10 +232,13 @@ def beside(data: dict[str, Data], votes: dict[str, str]) -> dict[str, dict[str, 
 
 
 def tables(rows: list[dict[str, Any]], other: dict[str, dict[str, Any]]) -> str:
-    """Three tables as Markdown: by epsilon and public texts, by owners, and what stands beside."""
+    """Four tables as Markdown: by epsilon and public texts, by owners, the gain over the earlier rule, and the rest."""
 
     def cell(row: dict[str, Any] | None) -> str:
         return "" if row is None else f"{100 * row['accuracy']:.1f} ({100 * row['standard_error']:.1f})"
+
+    def gain(row: dict[str, Any] | None) -> str:
+        return "" if row is None else f"{100 * row['gain']:+.1f} ({100 * row['gain_error']:.1f})"
 
     found = {(row["task"], row["public"], row["epsilon"], row["owners"]): row for row in rows}
     most = {task: max(row["owners"] for row in rows if row["task"] == task) for task in other}
@@ -228,6 +255,11 @@ def tables(rows: list[dict[str, Any]], other: dict[str, dict[str, Any]]) -> str:
     lines += [f"| task | epsilon | {heads} | all |", "|" + "---|" * (3 + len(sizes))]
     for task, epsilon in itertools.product(other, EPSILONS):
         cells = " | ".join(cell(found.get((task, SAME, epsilon, size))) for size in (*sizes, most[task]))
+        lines.append(f"| {task} | {epsilon:g} | {cells} |")
+    lines += ["", "Beside the rule of earlier releases, for the same owners, in points:", ""]
+    lines += [f"| task | epsilon | {heads} | all |", "|" + "---|" * (3 + len(sizes))]
+    for task, epsilon in itertools.product(other, EPSILONS):
+        cells = " | ".join(gain(found.get((task, SAME, epsilon, size))) for size in (*sizes, most[task]))
         lines.append(f"| {task} | {epsilon:g} | {cells} |")
     kinds = list(dict.fromkeys(k for each in other.values() for k in each if not k.endswith("standard error")))
     lines += ["", "Beside a head:", "", f"| task | {' | '.join(kinds)} |", "|" + "---|" * (1 + len(kinds))]
@@ -283,6 +315,7 @@ def task_options(parser: argparse.ArgumentParser) -> None:
     """The options that say what the tasks are."""
     parser.add_argument("--task", action="append", required=True, metavar="NAME=TRAIN:TEST[:PUBLIC]")
     parser.add_argument("--labels", action="append", default=[], metavar="NAME=A,B", help="leave other labels out")
+    parser.add_argument("--column", action="append", default=[], metavar="NAME=COLUMN", help="of the labels")
     parser.add_argument("--vectors", type=Path, help="a folder to keep embeddings in, which are private")
     parser.add_argument("--output", type=Path, required=True, help="a folder")
 
@@ -291,7 +324,11 @@ def loaded(options: argparse.Namespace, known: Known) -> dict[str, Data]:
     """The tasks by name."""
     labels = {name: text.split(",") for name, text in named(options.labels).items()}
     tasks = {name: files.split(":") for name, files in named(options.task).items()}
-    return {name: load(name, files, labels.get(name, []), known) for name, files in tasks.items()}
+    columns = named(options.column)
+    return {
+        name: load(name, files, labels.get(name, []), known, columns.get(name, "label"))
+        for name, files in tasks.items()
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,6 +22,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -75,8 +76,9 @@ class SumRelease(Release):
     """The steps of a release of noisy sums, in its transaction: each sum is kept by the ledger before it is used.
 
     ``shape`` is that of a sum. ``owners``: as the caller declared them, or None. ``facts`` are public values that
-    decide the release beside the records. Raises what the budget's line raises, `PlanMismatch` for another rate or
-    number of owners than the plan's, and `InvalidParameter` if nobody has declared a number.
+    decide the release beside the records, ``options`` the mechanism's. Raises what the budget's line raises,
+    `PlanMismatch` for another rate or number of owners than the plan's, and `InvalidParameter` if nobody has declared a
+    number.
     """
 
     mechanism: ClassVar[str]
@@ -96,6 +98,7 @@ class SumRelease(Release):
         facts: Mapping[str, Any],
         owners: int | None,
         line_name: str | None,
+        options: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.store = store
         self.budget = budget
@@ -104,7 +107,7 @@ class SumRelease(Release):
         self._randomness: Randomness = SecureRandomness()
         about: dict[str, Any] = {
             "rate_is_explicit": True,
-            "options": {"step": 1.0 / LATTICE},
+            "options": {"step": 1.0 / LATTICE, **options},
         }
         if not budget.is_frozen:  # the store's number is for a line that has none
             budget.declare(line_name, self.mechanism, 1.0, owners=owners or store.owner_count or None, **about)

@@ -24,7 +24,7 @@ from langchain_dpicl.lab.evaluation.scores import HEAD, HEAD_PUBLIC, Score, Valu
 from langchain_dpicl.once.fitting import descend, usual_steps
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.once.scores import LabelScores
-from langchain_dpicl.once.steps import FeatureMap, OwnedRecords, clipped_sum
+from langchain_dpicl.once.steps import LATTICE, FeatureMap, OwnedRecords, clipped_sum
 from langchain_dpicl.once.sums import Sums
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import embedder_of
@@ -45,11 +45,12 @@ def fit_head(
     scores: LabelScores | None = None,
     fits: int = 1,
     input_key: str = "input",
+    even: bool = True,
 ) -> tuple[PrivateHead, float]:
     """Return a head, by the product's own release on a ledger that is thrown away, and the noise of a step (sigma).
 
     Each text is its own owner. ``fits``: how many fits the plan is for; this is one of them. ``input_key`` and
-    ``scores``: the head's.
+    ``scores``: the head's. Not ``even``: by the plan and the rule of an earlier release.
     """
     texts, outputs, vectors = private
     store = ExemplarStore.from_texts(
@@ -71,6 +72,9 @@ def fit_head(
                 replay=False,
             )
         ) as budget:
+            if not even:
+                about: dict[str, Any] = {"owners": len(texts), "options": {"step": 1.0 / LATTICE}}
+                budget.line("head", 1.0, rate_is_explicit=True, **about)
             head = PrivateHead.fit(
                 store,
                 labels,
