@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from langchain_dpicl.privacy.advice import (
     DIRECTIONS,
@@ -133,12 +133,13 @@ class Way:
     calls: int
     crowd: Crowd | None = None
     eligible: int | None = None
+    steps: int | None = None
 
     @classmethod
     def of(cls, method: str, task: Workload) -> Way:
         """Owners behind a gate pay with tickets: twice as many as an average owner needs, at most one a question."""
         if method == HEAD:
-            return cls(1.0, task.fits, 0)
+            return cls(1.0, task.fits, 0, steps=head_steps(task.labels))
         if method == TOKENS:
             tokens = min(MAX_COUNT, task.questions * task.tokens)
             return cls(min(1.0, task.shots / task.owners), tokens, task.tokens)
@@ -159,9 +160,11 @@ class Way:
 
     def line(self, mechanism: str, owners: int) -> LineRequest:
         """The line, as the method's own release asks for it."""
-        fixed = FrozenMapping({} if self.crowd is None else options_of(self.crowd))
+        fixed: dict[str, Any] = {} if self.crowd is None else options_of(self.crowd)
+        if self.steps is not None:
+            fixed["steps"] = self.steps
         of = None if self.eligible is not None else owners
-        return LineRequest(mechanism, self.rate, self.count, options=fixed, owners=of)
+        return LineRequest(mechanism, self.rate, self.count, options=FrozenMapping(fixed), owners=of)
 
 
 @dataclass(frozen=True)
@@ -319,7 +322,7 @@ def _judged(task: Workload, way: Way, mechanism: str, parameter: float) -> tuple
         return vote_left(noise, way.crowd.expected, task.labels), not refused
     left = tokens_left(parameter)
     if mechanism == HEAD:
-        left = head_left(task.owners, parameter, head_steps(), task.features)
+        left = head_left(task.owners, parameter, head_steps(task.labels), task.features)
     return left, left >= HALF
 
 

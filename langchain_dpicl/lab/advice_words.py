@@ -163,7 +163,7 @@ def _reasons(
     )
     said.append(
         f"worth it: noise takes at most {1 - WORTH:.0%}. close vote: a winner ahead by 30 % of the votes. What noise "
-        "takes is a rule that was fitted to measured results; it errs by 9 points at most for votes, 11 for heads."
+        "takes is a rule that was fitted to measured results; it errs by 9 points at most for votes, 14 for heads."
     )
     if options.data is not None:
         by = "records, each its own owner"

@@ -126,8 +126,8 @@ def test_what_noise_leaves_of_heads_is_near_to_what_was_measured() -> None:
             pairs.append((predicted(best[row["task"], row["public"]], left, LABELS[row["task"]]), row["accuracy"]))
     count, usual, largest = errors(iter(pairs))
     assert count == 120
-    assert usual <= 0.035
-    assert largest <= 0.11
+    assert usual <= 0.039
+    assert largest <= 0.145
 
 
 def test_what_clipping_leaves_of_texts_is_near_to_what_was_measured() -> None:

@@ -61,10 +61,10 @@ def test_the_canary_moves_every_sum_by_1_in_one_direction_and_nobody_else_does()
 
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_the_statistic_is_the_log_likelihood_ratio_of_two_gaussians(is_whole: bool) -> None:
-    """Of means m and 0, whose multiplier is sigma / sqrt(T) for the sums, and 1 / .93 of that for the head alone."""
+    """Of means m and 0, whose multiplier is sigma / sqrt(T) for the sums, and 1 / .98 of that for the head alone."""
     case, steps = case_of(is_whole), 20
     share = float(case.factors.sum() ** 2 / (steps * (case.factors**2).sum())) if is_whole else 1.0
-    assert 0.87 < share < 0.88 or not is_whole
+    assert 0.95 < share < 0.96 or not is_whole
     sums = {mean: [np.rint(mean * LATTICE * case.direction).astype(np.int64)] * steps for mean in (0.0, 0.5, 1.0)}
     found = {}
     for mean, each in sums.items():
@@ -137,7 +137,7 @@ def clipped_per_record(patch: Patch) -> None:
 
 def divided_by_the_live_number(patch: Patch) -> None:
     """The scale follows the store, of so many owners that it shows: with fewer the noise alone sets the weights."""
-    patch.setattr(heads, "_OTHERS", 6000)
+    patch.setattr(heads, "_OTHERS", 3000)
     real = Fit.__init__
 
     def live(self: Fit, *arguments: Any, **options: Any) -> None:

@@ -742,7 +742,7 @@ def test_a_delta_that_is_too_large_for_the_owners_is_warned_of(noise: Noise, tmp
 
 def test_few_owners_are_warned_of_with_the_accuracy_to_expect(noise: Noise, budgets: Any) -> None:
     """From the declared number, not the store's."""
-    for asked, right in ((60, "40%"), (99, "44%")):
+    for asked, right in ((60, "43%"), (99, "48%")):
         with pytest.warns(PrivacyWarning, match=f"{asked} owners: expect about {right} right .* 3 labels .* in 33%"):
             PrivateHead.fit(store_of(60), LABELS, budgets(epsilon=0.3), owners=asked, progress=False)
     PrivateHead.fit(store_of(60), LABELS, budgets(), owners=100, progress=False)
@@ -761,14 +761,14 @@ def test_the_accuracy_to_expect_grows_from_guessing() -> None:
 @pytest.mark.parametrize(
     ("shape", "found"),
     [  # measured at 99 owners and epsilon .5, 1, 4, 16: embeddings as they are, then 64 directions of public texts
-        ((6, 385), (0.20, 0.21, 0.38, 0.50)),
-        ((2, 385), (0.54, 0.52, 0.64, 0.67)),
-        ((4, 385), (0.32, 0.36, 0.58, 0.73)),
-        ((20, 385), (0.18, 0.21, 0.41, 0.47)),
-        ((6, 65), (0.25, 0.25, 0.47, 0.61)),
-        ((2, 65), (0.51, 0.58, 0.69, 0.71)),
-        ((4, 65), (0.35, 0.46, 0.71, 0.80)),
-        ((20, 65), (0.12, 0.24, 0.43, 0.54)),
+        ((6, 385), (0.21, 0.24, 0.37, 0.51)),
+        ((2, 385), (0.53, 0.55, 0.60, 0.67)),
+        ((4, 385), (0.32, 0.39, 0.63, 0.77)),
+        ((10, 385), (0.25, 0.36, 0.52, 0.63)),
+        ((6, 65), (0.23, 0.28, 0.46, 0.57)),
+        ((2, 65), (0.57, 0.60, 0.67, 0.71)),
+        ((4, 65), (0.41, 0.52, 0.75, 0.81)),
+        ((10, 65), (0.28, 0.40, 0.59, 0.66)),
     ],
 )
 def test_the_accuracy_to_expect_is_the_one_that_was_measured(shape: tuple[int, int], found: tuple[float, ...]) -> None:

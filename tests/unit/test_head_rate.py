@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from langchain_dpicl import ExemplarStore, LineRequest, PrivacyBudget
 from langchain_dpicl.once import fitting
-from langchain_dpicl.once.fitting import Rate, descend, usual_steps
+from langchain_dpicl.once.fitting import Rate, descend
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.once.steps import LATTICE
+from langchain_dpicl.privacy.advice import head_steps
 
 DIMENSION = 4
 EMBEDDINGS = DeterministicFakeEmbedding(size=DIMENSION)
@@ -44,7 +45,7 @@ def efficiency(factors: NDArray[np.float64]) -> float:
 @pytest.mark.parametrize("labels", [2, 6, 10, 11, 60])
 def test_while_noise_is_much_all_sums_count_the_same_and_move_a_score_by_what_the_rule_says(labels: int) -> None:
     """One step of the whole length has the same noise, so nothing is lost by more steps."""
-    steps, owners, sigma = usual_steps(labels), 500, 60.0
+    steps, owners, sigma = head_steps(labels), 500, 60.0
     rate = Rate.of(owners, sigma, steps, labels)
     found = factors(owners, sigma, steps, labels)
     np.testing.assert_allclose(found, found[0], rtol=1e-9)
@@ -58,7 +59,7 @@ def test_noise_is_never_weighed_as_unevenly_as_before() -> None:
     least: dict[float, float] = {}
     for labels in (2, 6, 10, 50):
         for owners in (100, 1000, 3000, 10_000, 10**6):
-            steps = usual_steps(labels)
+            steps = head_steps(labels)
             momentum = Rate.of(owners, 16.7, steps, labels).momentum
             found = efficiency(factors(owners, 16.7, steps, labels))
             least[momentum] = min(found, least.get(momentum, 1.0))
@@ -84,7 +85,7 @@ def test_the_reach_grows_with_owners_and_with_labels_and_falls_with_noise() -> N
 def on_a_quadratic(owners: int, sigma: float, labels: int, curvature: float) -> float:
     """The share of the way from 0 to the minimum that is left, with gradients owners * curvature * (W - 1)."""
     sums: list[NDArray[np.int64]] = []
-    steps, shape = usual_steps(labels), (labels, 1)
+    steps, shape = head_steps(labels), (labels, 1)
     for _ in range(steps):
         weights, _ = descend(sums, owners, sigma, steps, shape)
         sums.append(np.rint(owners * curvature * (weights - 1.0) * LATTICE).astype(np.int64))

@@ -9,7 +9,7 @@ The others' gradients are orthogonal to D, but for the constant feature, where t
 the plan's guarantee is for. The projections of the sums on D are independent Gaussians of the mean 1, if the owner is
 there, or 0, so the sum over the steps is the best test there is. With ``canary="owner"`` the head alone. Its weights
 are a sum of the noisy sums with public factors c_t, those of `descend`, and the projection on D is a Gaussian of mean
-sum c_t and variance sigma^2 sum c_t^2: it tells sum c_t / sqrt(T sum c_t^2) = .93 of their signal to noise.
+sum c_t and variance sigma^2 sum c_t^2: it tells sum c_t / sqrt(T sum c_t^2) = .98 of their signal to noise.
 
 The attacker who sees sums and head knows the number by which the sums were divided, too. If it is not the declared one,
 it follows the store, and decides alone.

@@ -21,11 +21,12 @@ from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
 from langchain_dpicl.lab.evaluation.passes import EvaluationPlan, key_of
 from langchain_dpicl.lab.evaluation.rows import Row
 from langchain_dpicl.lab.evaluation.scores import HEAD, HEAD_PUBLIC, Score, Value
-from langchain_dpicl.once.fitting import descend, usual_steps
+from langchain_dpicl.once.fitting import descend
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.once.scores import LabelScores
 from langchain_dpicl.once.steps import LATTICE, FeatureMap, OwnedRecords, clipped_sum
 from langchain_dpicl.once.sums import Sums
+from langchain_dpicl.privacy.advice import head_steps
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import embedder_of
 from langchain_dpicl.store.records import Vectors, embed
@@ -104,7 +105,7 @@ def head_without_noise(
     place = {label: i for i, label in enumerate(labels)}
     held = features.features(vectors).astype(np.float32)
     records = OwnedRecords(held, np.array([place[output] for output in outputs]), np.arange(len(texts)))
-    weights = descended(records, (len(labels), features.size), sigma, usual_steps(len(labels)))
+    weights = descended(records, (len(labels), features.size), sigma, head_steps(len(labels)))
     return PrivateHead(
         weights,
         labels,
