@@ -179,7 +179,7 @@ def _reasons(
         said.append(
             "right answers: each public record is asked against the others. A call is taken to repeat its record's "
             "label in 90 % of cases; a good model does better. With 400 public records of three data sets this was .02 "
-            "above to .15 below what heads measured, .05 to .15 below label votes, level with to .20 below gated "
+            "to .14 below what heads measured, .05 to .15 below label votes, level with to .20 below gated "
             "ensembles. What a blind ensemble gets right depends on the model alone: `dpicl evaluate` measures it."
         )
     said.append(
