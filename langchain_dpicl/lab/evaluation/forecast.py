@@ -4,7 +4,8 @@ Nothing private goes in. Each public record is its own owner, and is a question 
 added here: the noise of the plan, as large beside these records as it will be beside the owners.
 
 Measured by hand with 400 training records of TREC, AG News and SST-2 each, beside the source archive's `results/head`
-(24 rows), `results/label-votes` (6) and `results/votes-*` (4): heads .02 to .14 below (.06 on average), label votes .05 to .15 below, gated ensembles of calls level (AG News) and .20 below (TREC, whose study has a gate of
+(24 rows), `results/label-votes` (6) and `results/votes-*` (4): heads .02 to .14 below (.06 on average),
+label votes .05 to .15 below, gated ensembles of calls level (AG News) and .20 below (TREC, whose study has a gate of
 another kind). Some hundred records teach a head less than some thousand, so a forecast is rather too low.
 """
 
