@@ -68,6 +68,9 @@ if TYPE_CHECKING:
     from langchain_dpicl.once.scores import LabelScores as LabelScores
     from langchain_dpicl.once.table import PrivateTable as PrivateTable
     from langchain_dpicl.once.tables_release import release_table as release_table
+    from langchain_dpicl.once.views import View as View
+    from langchain_dpicl.once.views import opening as opening
+    from langchain_dpicl.once.views import whole as whole
     from langchain_dpicl.privacy import LineRequest as LineRequest
     from langchain_dpicl.privacy import PrivacyPlan as PrivacyPlan
     from langchain_dpicl.release.base import as_tool as as_tool
@@ -114,6 +117,7 @@ _HOMES = {
     "once.scores": "LabelScores",
     "once.table": "PrivateTable",
     "once.tables_release": "release_table",
+    "once.views": "View opening whole",
     "privacy": "LineRequest PrivacyPlan",
     "release.base": "as_tool",
     "release.ensemble": "PrivateEnsemble",

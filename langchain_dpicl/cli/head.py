@@ -34,7 +34,7 @@ from langchain_dpicl.errors import DPICLError, InvalidParameter
 from langchain_dpicl.parameters import parameters_of
 
 if TYPE_CHECKING:
-    from langchain_dpicl import PrivacyBudget, PrivateHead
+    from langchain_dpicl import PrivacyBudget, PrivateHead, View
     from langchain_dpicl.once.fitting import FitReport
 
 _FIT = parameters_of("once/head.py", "PrivateHead", "fit")
@@ -51,6 +51,9 @@ def fit_options(parser: Any) -> None:
       dpicl fit --data reviews.csv --labels negative,positive --epsilon 1 --output h.npz --public texts.txt \\
         --model smollm2-135m-instruct --score-prompt 'Review: {input}\\nSentiment:'
 
+      dpicl fit --data questions.csv --labels person,place,number --epsilon 1 --output h.npz --public texts.txt \\
+        --views whole,opening:2
+
       dpicl fit --data tickets-03.csv --labels billing,technical --epsilon 1 --fits 12 --name tickets --output 03.npz
 
     --fits 12 --name NAME: a plan of 12 fits, one a month, frozen with the first; each has an --output of its own.
@@ -62,7 +65,7 @@ def fit_options(parser: Any) -> None:
     add_private_data(parser, "text", "label")
     add_parameters(
         parser,
-        {name: each for name, each in _FIT.items() if name not in ("input_key", "line", "progress")},
+        {name: each for name, each in _FIT.items() if name not in ("input_key", "line", "progress", "views")},
         required=["output"],
         labels=" (separated by commas)",
         public=" (a file: one a line, or records)",
@@ -70,6 +73,11 @@ def fit_options(parser: Any) -> None:
         output=" (.npz)",
     )
     add_columns(parser, "public")
+    parser.add_argument(
+        "--views",
+        metavar="NAMES",
+        help="views of a text whose vectors are joined, such as whole,opening:2 (its first two words; default: whole)",
+    )
     parser.add_argument("--fits", type=int, default=1, help="how many fits the budget is for (default 1)")
     parser.add_argument("--report", metavar="FILE", help="private: how many records were left out, for the operator")
     parser.add_argument(
@@ -88,9 +96,10 @@ def _model(options: argparse.Namespace) -> Any:
 
 def fit(options: argparse.Namespace) -> int:
     """Fit the head and write its file."""
-    from langchain_dpicl import LabelScores, PrivateHead
+    from langchain_dpicl import LabelScores, PrivateHead, whole
     from langchain_dpicl.cli.session import open_budget, receipt_words
     from langchain_dpicl.members.chains import read_lines
+    from langchain_dpicl.once.views import views_named
 
     started = time.monotonic()
     check_apart(options, "public")
@@ -98,7 +107,8 @@ def fit(options: argparse.Namespace) -> int:
     if options.fits > 1 and options.name is None:
         bound = "given with --fits above 1: the file's name, which it would have, is another one for the next fit"
         raise InvalidParameter("--name", None, bound)
-    if (head := _done(options, labels)) is not None:
+    views = None if options.views is None else views_named(options.views)
+    if (head := _done(options, labels, views or [whole])) is not None:
         text = f"{options.output} is done: nothing was fitted or charged.\n{receipt_words(head.receipt, 'fits')}"
         return show(options, {"output": options.output, "done": True, "receipt": head.receipt}, text)
     public = None
@@ -119,7 +129,7 @@ def fit(options: argparse.Namespace) -> int:
         opened.append(open_budget(options, store, lambda _: options.fits, "-head", check))
         return opened[0]
 
-    made = {"store": store, "labels": labels, "budget": budget_for, "public": public, "scores": scores}
+    made = {"store": store, "labels": labels, "budget": budget_for, "public": public, "scores": scores, "views": views}
     asked = given(options, *_FIT.keys() & vars(options).keys())
     head = PrivateHead.fit(**asked | made, progress=options.private_notes)
     (budget,) = opened
@@ -144,7 +154,7 @@ def fit(options: argparse.Namespace) -> int:
     return show(options, facts, text)
 
 
-def _done(options: argparse.Namespace, labels: Sequence[str]) -> PrivateHead | None:
+def _done(options: argparse.Namespace, labels: Sequence[str], views: Sequence[View]) -> PrivateHead | None:
     """The head of ``--output`` if this very command has fitted it; None if there is no such file, or its fit goes on.
 
     Raises `InvalidParameter` for any other file.
@@ -164,7 +174,7 @@ def _done(options: argparse.Namespace, labels: Sequence[str]) -> PrivateHead | N
         with contextlib.closing(LedgerReport(options.ledger)) as ledger:
             known = ledger.receipt(receipt["id"])
         promise = receipt["budget"], receipt["epsilon"]
-        if known != {**receipt, "replayed": False} or list(head.labels) != labels:
+        if known != {**receipt, "replayed": False} or [*head.labels, *head.views.views] != [*labels, *views]:
             bound += ", a head of another fit"
         elif promise != (budget_name(options, "-head"), options.epsilon):
             bound += ", a head of another promise"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import warnings
@@ -13,6 +14,7 @@ import numpy as np
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable, RunnableConfig
+from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
@@ -30,13 +32,14 @@ from langchain_dpicl.once.fallback import HeadThenRelease
 from langchain_dpicl.once.fitting import Fit, FitReport
 from langchain_dpicl.once.scores import CalibratedScores, LabelScores, ScoreRow
 from langchain_dpicl.once.steps import FeatureMap, Floats
+from langchain_dpicl.once.views import JoinedViews, View, checked_views, whole
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.release.base import AnyRelease, check_budget, warn_of_delta
 from langchain_dpicl.release.threshold import public_texts
 from langchain_dpicl.release.transaction import transact
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import embedder_of
-from langchain_dpicl.store.records import Vectors, aattempt, as_matrix, embed
+from langchain_dpicl.store.records import Vectors, aattempt, as_matrix
 
 _FEW_OWNERS = 100
 _FORMAT = "dpicl-head-1"
@@ -64,11 +67,11 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
     Neighbours and sensitivity. One owner added or removed, with all its records, at a rate of 1: each step's sum moves
     by at most 1. T steps together have the profile of one Gaussian with noise multiplier sigma / sqrt(T).
 
-    What it answers afterwards is post-processing: any number of questions, by any caller, without noise, model calls or
-    a ledger. A question is a text, or a mapping with ``input_key``; the answer is a `HeadAnswer`. ``invoke`` and its
-    kin embed the question, `answers` takes vectors. If the head looks at label scores too (``scores``), a question
-    takes one model call, on public text, and `answers` is refused. To forget an owner takes a new head, and a new share
-    of budget.
+    What it answers afterwards is post-processing: any number of questions, by any caller, without noise, charge or
+    ledger. A question is a text, or a mapping with ``input_key``; the answer is a `HeadAnswer`. ``invoke`` and its kin
+    embed the question, `answers` takes vectors. A head may look at further ``views`` of a text, and at a model's label
+    ``scores`` (a model call for each question, on public text): `answers` is refused then. To forget an owner takes a
+    new head, and a new share of budget.
 
     Attributes
     ----------
@@ -95,6 +98,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         *,
         embedder: str,
         input_key: str = "input",
+        views: JoinedViews | None = None,
         scores: CalibratedScores | None = None,
     ) -> None:
         self.weights = weights
@@ -104,7 +108,9 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         self.embedder = embedder
         self.receipt = receipt
         self.input_key = input_key
+        self.views = views or JoinedViews.of_whole(features.dimension)
         self.scores = scores
+        self._none: tuple[float, str] | None = None
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
@@ -116,17 +122,19 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         cast("Any", question).__pydantic_config__ = ConfigDict(extra="forbid")
         return text | question
 
+    @property
+    def takes_vectors(self) -> bool:
+        """Return whether the store's embedding of a question is all that the head looks at."""
+        return self.scores is None and self.views.is_whole
+
     def answers(self, vectors: Vectors) -> list[HeadAnswer]:
-        """The answer to each question, given by its embedding. Refused if the head looks at label scores too."""
-        if self.scores is not None:
-            raise InvalidParameter(
-                "vectors",
-                "no texts",
-                "texts, for invoke or batch: the head looks at label scores",
-            )
+        """The answer to each question, given by its embedding. Refused if the head looks at more than that."""
+        if not self.takes_vectors:
+            bound = "texts, for invoke or batch: the head looks at views, or at label scores"
+            raise InvalidParameter("vectors", "no texts", bound)
         return self._labelled(as_matrix(vectors, len(vectors)), [])
 
-    def _labelled(self, rows: Vectors, scored: list[ScoreRow | None]) -> list[HeadAnswer]:
+    def _labelled(self, rows: NDArray[np.floating], scored: list[ScoreRow | None]) -> list[HeadAnswer]:
         if rows.shape[1] != self.features.dimension:
             raise InvalidParameter(
                 "vectors",
@@ -143,12 +151,29 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         best = found.argmax(axis=1).tolist()
         return [
             {
-                "label": self.labels[i],
+                "label": self._label(i, row[i]),
                 "confidence": row[i],
                 "scores": dict(zip(self.labels, row, strict=True)),
             }
             for i, row in zip(best, found.tolist(), strict=True)
         ]
+
+    def _label(self, place: int, confidence: float) -> str:
+        if self._none is not None and confidence < self._none[0]:
+            return self._none[1]
+        return self.labels[place]
+
+    def with_none(self, below: float, label: str = "none of these") -> PrivateHead:
+        """A copy of this head that answers ``label`` where its confidence is below ``below``.
+
+        Nothing is paid for it: the choice follows from the released head and the question. ``below`` must be public,
+        such as a number that suits public texts. `save` keeps both.
+        """
+        if not isinstance(label, str) or not label.strip():
+            raise InvalidParameter("label", label, "a text that is not empty")
+        made = copy.copy(self)
+        made._none = checks.real("below", below, above=0.0, at_most=1.0), label
+        return made
 
     def _text(self, question: Any) -> str:
         text = question.get(self.input_key) if isinstance(question, Mapping) else question
@@ -159,43 +184,48 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             raise InvalidParameter("input", "half a surrogate pair", "a text in Unicode")
         return text
 
-    async def _answers_to(self, questions: list[Any], row: Any, embed: Any) -> list[HeadAnswer | Exception]:
-        """The answers, and the errors of what is no question, or has no label scores.
+    async def _answers_to(self, questions: list[Any], row: Any, call: Any) -> list[HeadAnswer | Exception]:
+        """The answers, and the errors of what is no question, fails a view, or has no label scores.
 
-        ``row`` gives a text's label scores (None: the head looks at none), and ``embed`` texts' embeddings, as of
-        records, which questions resemble. Both are awaited.
+        ``row`` gives a text's label scores (None: the head looks at none), and ``call`` the function of a model that
+        gives texts' embeddings, as of records, which questions resemble. Both functions are awaited.
         """
         found: list[Any] = []
         for question in questions:
             try:
                 text = self._text(question)
+                said = self.views.said_of(text)
                 scored = None
                 if row is not None:
                     scored, fault = await aattempt(row, text)
                     if fault:
                         raise ModelUnavailable(f"the model of the label scores failed on public text ({fault})")
-                found.append((text, scored))
+                found.append((said, scored))
             except DPICLError as error:
                 found.append(error)
         asked = [each for each in found if not isinstance(each, Exception)]
         if not asked:
             return found
-        rows, fault = await aattempt(embed, [text for text, _ in asked])
-        if not fault:
-            try:
-                answers = iter(self._labelled(as_matrix(rows, len(asked)), [scored for _, scored in asked]))
-                return [each if isinstance(each, Exception) else next(answers) for each in found]
-            except DPICLError as error:
-                fault = str(error)
+        try:
+            rows = await self.views.of_questions(
+                [said for said, _ in asked],
+                self.embeddings,
+                call,
+                self.features.mean,
+            )
+            answers = iter(self._labelled(rows, [scored for _, scored in asked]))
+            return [each if isinstance(each, Exception) else next(answers) for each in found]
+        except DPICLError as error:
+            fault = str(error)
         raise ModelUnavailable(f"the embedding model failed on public text ({fault})")
 
     def _answer_all(self, questions: list[Any]) -> list[HeadAnswer | Exception]:
         row = None if self.scores is None else awaitable(self.scores.scores.row)
-        return immediate(self._answers_to(questions, row, awaitable(self.embeddings.embed_documents)))
+        return immediate(self._answers_to(questions, row, lambda model: awaitable(model.embed_documents)))
 
     async def _aanswer_all(self, questions: list[Any]) -> list[HeadAnswer | Exception]:
         row = None if self.scores is None else self.scores.scores.arow
-        return await self._answers_to(questions, row, self.embeddings.aembed_documents)
+        return await self._answers_to(questions, row, lambda model: model.aembed_documents)
 
     def _answer(self, question: Any) -> HeadAnswer:
         return _only(self._answer_all([question]))
@@ -252,6 +282,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         budget: PrivacyBudget | CheckedOpening,
         *,
         public: Sequence[str] | FeatureMap | None = None,
+        views: Sequence[View] | None = None,
         scores: LabelScores | None = None,
         owners: int | None = None,
         output: str | Path | None = None,
@@ -277,6 +308,12 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             Public texts that resemble the questions: the features are then their 64 principal directions. They must
             not come from the store. Default: the embeddings themselves, which costs little from some thousand owners
             on.
+        views
+            Views of a text whose vectors are joined, such as ``[whole, opening(2)]``. The default is the store's
+            embedding of the whole text. Any other view is tried on the ``public`` texts (or else on the labels) before
+            the charge, and computed after it, record by record, by private calls, with a public text after each. A view
+            that fails on a record adds nothing to it (``fit_report`` counts it) and changes no other record. A fit that
+            goes on computes all views again.
         scores
             A model's label scores of each record, as features beside the embedding's. They are calibrated by the
             ``public`` texts, before the charge. Records are scored after it, one by one, by private calls, with a
@@ -317,25 +354,28 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 type(public).__name__,
                 "public texts, by which the scores are calibrated",
             )
-        calibrated = None
-        if isinstance(public, FeatureMap):
-            features = public
-        elif public is None:
-            features = FeatureMap(store.dimension)
-        else:
+        seen = JoinedViews.of_whole(store.dimension)
+        texts: list[str] = []
+        if public is not None and not isinstance(public, FeatureMap):
             texts = public_texts("public", public)
             if len(texts) < 2:
                 raise InvalidParameter("public", len(texts), "at least two texts, better some hundred")
-            features = FeatureMap.of(embed(store.embeddings, texts, progress).astype(np.float64))
-            if scores is not None:
-                calibrated = scores.calibrated(texts, progress)
-        if features.dimension != store.dimension:
+        joined = None
+        if texts or views is not None:
+            looked = [whole] if views is None else checked_views(views)
+            seen, joined = JoinedViews.of(looked, store, texts, names, progress)
+        if isinstance(public, FeatureMap):
+            features = public
+        else:
+            features = FeatureMap(seen.dimension) if joined is None else FeatureMap.of(joined)
+        calibrated = None if scores is None else scores.calibrated(texts, progress)
+        if features.dimension != seen.dimension:
             raise InvalidParameter(
                 "public",
                 f"{features.dimension} dimensions",
-                f"{store.dimension}, as the store",
+                f"{seen.dimension}, as the views together" if views else f"{seen.dimension}, as the store",
             )
-        about: dict[str, Any] = {"scores": calibrated, "line_name": line, "progress": progress}
+        about: dict[str, Any] = {"views": seen, "scores": calibrated, "line_name": line, "progress": progress}
 
         def check(trial: PrivacyBudget) -> None:
             fit = Fit(store, trial, names, features, owners, **about)
@@ -374,6 +414,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 receipt,
                 embedder=store.embedder,
                 input_key=input_key,
+                views=seen,
                 scores=calibrated,
             )
             if job is not None:
@@ -400,8 +441,12 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             "input_key": self.input_key,
             **self.features.numbers,
         }
+        if not self.views.is_whole:
+            about["views"] = self.views.facts
         if self.scores is not None:
             about["scores"] = self.scores.facts
+        if self._none is not None:
+            about["none"] = self._none
         arrays = {"weights": self.weights, **self.features.arrays}
         try:
             with replacing(Path(path), mode=0o644) as file:
@@ -419,11 +464,13 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         embeddings: Embeddings,
         *,
         llm: BaseLanguageModel[Any] | None = None,
+        views: Sequence[View] = (),
     ) -> PrivateHead:
         """Read a file of `save`. ``embeddings``: the model of the store that the head was fitted on.
 
-        ``llm``: the model of its label scores, if it looks at any. The file has their template and calibration. Raises
-        `InvalidParameter` for another file, and for another model (by its name).
+        ``llm``: the model of its label scores, if it looks at any. The file has their template and calibration.
+        ``views``: its views that are not built in, which must be those of the fit: the file has their names, weights
+        and models' names. Raises `InvalidParameter` for another file, and for another model (by its name) or view.
         """
         reason = "a head's file"
         try:
@@ -438,11 +485,17 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             receipt = _RECEIPT.validate_python(about.pop("receipt"))
             input_key = str(about.pop("input_key"))
             scored = about.pop("scores", None)
+            seen = about.pop("views", None)
+            none = about.pop("none", None)
             features: FeatureMap = cast("Any", FeatureMap)(**about, **arrays)
             size = features.size
             if scored is not None:
                 scored = CalibratedScores.checked(scored)
                 size += len(scored["mean"])
+            if seen is not None:
+                seen = JoinedViews.checked(seen)
+                if sum(each["dimension"] for each in seen) != features.dimension:
+                    raise ValueError
             if weights.shape != (len(labels), size) or not np.isfinite(weights).all():
                 raise ValueError
         except OSError as error:
@@ -455,7 +508,8 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             if scored is None and llm is not None:
                 raise InvalidParameter("llm", embedder_of(llm), "left out: the head looks at no label scores")
             scores = None if scored is None else CalibratedScores.read(scored, llm)
-            return cls(
+            given = checked_views(views) if views else []
+            head = cls(
                 weights,
                 labels,
                 features,
@@ -463,8 +517,10 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 receipt,
                 embedder=embedder,
                 input_key=input_key,
+                views=JoinedViews.read(seen or JoinedViews.of_whole(features.dimension).facts, given),
                 scores=scores,
             )
+            return head if none is None else head.with_none(*none)
         raise InvalidParameter("path", str(path), reason)
 
     def __repr__(self) -> str:

@@ -60,7 +60,7 @@ class _WithScores(Embeddings):
         """A row for each text."""
         rows = as_matrix(self._head.embeddings.embed_documents(texts), len(texts))
         lengths = np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
-        answers = self._head.answers(rows) if self._head.scores is None else self._head.batch(texts)
+        answers = self._head.answers(rows) if self._head.takes_vectors else self._head.batch(texts)
         scores = [list(answer["scores"].values()) for answer in answers]
         found: list[list[float]] = np.concatenate([rows / lengths, np.array(scores)], axis=1).tolist()
         return found

@@ -143,7 +143,7 @@ class HeadSection(Section):
             model = local_embeddings() if self.embeddings is None else local_embeddings(folder / self.embeddings)
             return PrivateHead.load(folder / self.file, model, llm=llm)
         except InvalidParameter as error:
-            names = {"path": "head.file", "embeddings": "head.embeddings", "llm": "model"}
+            names = {"path": "head.file", "embeddings": "head.embeddings", "llm": "model", "views": "head.file"}
             wrong = InvalidParameter(names.get(error.parameter, error.parameter), error.value, error.bound)
         raise wrong
 

@@ -12,7 +12,7 @@ from langchain_dpicl import ExemplarStore, LabelScores, PrivacyBudget, PrivateHe
 from langchain_dpicl.calls.flow import run
 from langchain_dpicl.errors import PrivacyWarning
 from langchain_dpicl.local import local_embeddings, local_llm, models
-from langchain_dpicl.once.scores import BROKEN
+from langchain_dpicl.once.probing import BROKEN
 
 pytestmark = pytest.mark.model
 
@@ -35,7 +35,7 @@ def test_an_embedded_model_that_stops_is_opened_anew_and_no_score_changes(monkey
     calibrated, texts = scores.calibrated(["A film.", "A dreadful film."]), texts_of("It is a")[:4]
     whole, real = run(calibrated.rows(texts, progress=False)), scores.row
     assert run(calibrated.rows(texts[::-1], progress=False)) == whole[::-1]
-    assert [scores.row(texts[2]), *run(scores.rows(texts[3:], progress=False))] == whole[2:], "as for a question"
+    assert [scores.row(texts[2]), *run(scores.calls.rows(texts[3:], progress=False))] == whole[2:], "as for a question"
 
     def row(text: str, config: Any = None) -> list[float]:
         if text == texts[2]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from langchain_dpicl.once.fitting import Rate, descend
 from langchain_dpicl.once.scores import CalibratedScores, LabelScores
 from langchain_dpicl.once.steps import LATTICE, FeatureMap, OwnedRecords, clipped_sum, probabilities
+from langchain_dpicl.once.views import JoinedViews, opening, whole
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.profile import Gaussian
 
@@ -74,6 +75,21 @@ def private_calibration(
     return np.asarray(clipped_sum(OwnedRecords(features, labels, owners), weights), np.float64) / LATTICE
 
 
+def private_part_of_a_failed_view(
+    vectors: Floats, labels: NDArray[np.int64], owners: NDArray[np.int64], weights: Floats
+) -> Floats:
+    """A view that fails on a record gets the mean of the private records' vectors, not that of public texts.
+
+    It sees the last numbers of the vectors, and fails on every record but those of the owner of thirty.
+    """
+    views = JoinedViews((whole, opening(2)), (4, SIZE - 4))
+    view = vectors[:, 4:].astype(np.float32)
+    rows = [[row.tobytes()] if owner == 200 else ValueError for row, owner in zip(view, owners, strict=True)]
+    mean = np.concatenate([np.zeros(4), view.mean(axis=0)])
+    joined = views.joined([vectors[:, :4].astype(np.float32), rows], mean)
+    return product(joined, labels, owners, weights)
+
+
 def private_norm_bound(
     vectors: Floats, labels: NDArray[np.int64], owners: NDArray[np.int64], weights: Floats
 ) -> Floats:
@@ -109,7 +125,16 @@ def true_delta(mutant: Mutant) -> float:
     return Gaussian(plan.lines["head"].parameter / (move * math.sqrt(STEPS))).delta(EPSILON)
 
 
-@pytest.mark.parametrize("mutant", [clipped_per_record, private_projection, private_calibration, private_norm_bound])
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        clipped_per_record,
+        private_projection,
+        private_calibration,
+        private_part_of_a_failed_view,
+        private_norm_bound,
+    ],
+)
 def test_22_a_head_that_an_owner_moves_too_far_is_caught(mutant: Mutant) -> None:
     """The product's move keeps delta; each mutant's is a hundred times above it, or more."""
     assert true_delta(product) <= DELTA

@@ -15,7 +15,7 @@ import pytest
 from evaluation_fakes import FakeLLM, unit
 
 from langchain_dpicl.calls.flow import Flow, run
-from langchain_dpicl.once import scores as module
+from langchain_dpicl.once import probing as module
 from langchain_dpicl.once.scores import CalibratedScores, LabelScores
 from langchain_dpicl.once.steps import LATTICE, FeatureMap, OwnedRecords, clipped_sum
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
@@ -45,12 +45,13 @@ class Fragile(FakeLLM):
 
 def probed_after_failures_alone(scores: CalibratedScores, texts: list[str]) -> Flow[list[Any]]:
     """A model that answers, though otherwise than before, is believed."""
-    ask, found = scores.scores._ask(), list[Any]()
-    assert scores.probe is not None
+    calls, found = scores.scores.calls, list[Any]()
+    ask = calls.ask()
+    assert scores.probes is not None
     for text in texts:
         found.append((yield from ask(text)))
         if not isinstance(found[-1], list):
-            yield from scores.scores._waited_for(ask, [scores.probe])
+            yield from calls.waited_for(ask, scores.probes[:1])
     return found
 
 
@@ -86,6 +87,6 @@ def test_33_a_model_in_another_state_after_one_owners_text_is_caught(
         return Gaussian(plan.lines["head"].parameter / (move * math.sqrt(STEPS))).delta(EPSILON)
 
     assert delta(lambda scores, texts: scores.rows(texts, False)) <= DELTA
-    assert delta(lambda scores, texts: scores.scores.rows(texts, False)) > 100 * DELTA
+    assert delta(lambda scores, texts: scores.scores.calls.rows(texts, False)) > 100 * DELTA
     if state != "fails":
         assert delta(probed_after_failures_alone) > 100 * DELTA

@@ -25,8 +25,7 @@ from pydantic import SecretStr
 from langchain_dpicl import ExemplarStore, LabelScores, PrivacyBudget, PrivateHead, few_shot_chain, label_public
 from langchain_dpicl.calls import running
 from langchain_dpicl.errors import InvalidParameter, ModelLost, ModelUnavailable, UnsafeConfigurationError
-from langchain_dpicl.once import fitting, sums
-from langchain_dpicl.once import scores as scoring
+from langchain_dpicl.once import fitting, probing, sums
 from langchain_dpicl.once.fitting import FitReport
 from langchain_dpicl.once.scores import CalibratedScores
 from langchain_dpicl.once.steps import FeatureMap, OwnedRecords
@@ -190,7 +189,7 @@ def test_a_quota_that_ends_stops_the_fit_which_goes_on_as_if_nothing_had_been(
     real = fitting.clipped_sum
     monkeypatch.setattr(fitting, "clipped_sum", lambda records, w: seen.append(records) or real(records, w))
     monkeypatch.setattr(running, "PATIENCE", 0.01)
-    monkeypatch.setattr(scoring, "PATIENCE", 0.05)
+    monkeypatch.setattr(probing, "PATIENCE", 0.05)
 
     def reply(prompt: str) -> tuple[int, dict[str, str], str]:
         left[0] -= 1
@@ -260,7 +259,7 @@ def test_a_model_whose_scores_depend_on_earlier_prompts_is_refused(budgets: Any)
         return value
 
     budget = budgets()
-    with pytest.raises(UnsafeConfigurationError, match="other log-probabilities after other texts"):
+    with pytest.raises(UnsafeConfigurationError, match="other label scores after other texts"):
         fitted(budget, model(weight=drifting))
     assert budget.spent() == 0
 
