@@ -111,8 +111,11 @@ whole = View("whole")
 """The view of a store: the embedding of the whole text, which it keeps."""
 
 
-def opening(words: int, *, weight: float = 1.0) -> View:
-    """The view of a text's first words: what is asked for often stands there. Raises `InvalidParameter`."""
+def opening(words: int, *, weight: float = 0.7) -> View:
+    """The view of a text's first words: what is asked for often stands there. Raises `InvalidParameter`.
+
+    The usual ``weight`` was chosen on training questions of TREC among .5, .7, 1 and 1.4.
+    """
     checked = checks.whole("words", words, at_most=_MOST_WORDS)
     return View(f"opening:{checked}", Opening(checked), weight=weight)
 
@@ -176,7 +179,8 @@ class JoinedViews:
         parts: list[Sequence[Any]] = []
         for view in views:
             if view.is_whole:
-                parts.append(embed(store.embeddings, texts, progress) if texts else ())
+                found: Any = embed(store.embeddings, texts, progress) if texts else ()
+                parts.append(found)
                 dimensions.append(store.dimension)
                 probes.append(None)
                 continue
@@ -262,7 +266,7 @@ class JoinedViews:
         parts: list[Sequence[Any]] = []
         lost = 0
         for view, probes in zip(self.views, self.probes, strict=True):
-            rows: Sequence[Any] = records.features
+            rows: Any = records.features
             if not view.is_whole:
                 rows = yield from view.calls(store.embeddings).rows(texts, progress, probes)
                 lost += sum(not isinstance(row, list) for row in rows)

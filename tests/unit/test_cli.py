@@ -275,6 +275,7 @@ def test_a_head_is_fitted_once_and_answers_without_a_charge(data: Path, capsys: 
     assert "40 test questions" in out
     assert "0 fits left: answers cost nothing" in out
     assert run(capsys, *fitted)[1].startswith("h.npz is done: nothing was fitted or charged")
+    assert "a head of another fit" in run(capsys, *fitted, "--views", "whole,opening:2")[2]
     assert PrivacyBudget.open("data-head").spent() == 1
 
 
@@ -284,9 +285,10 @@ def test_public_and_test_files_may_have_columns_of_other_names(data: Path, capsy
     test.write_text("\n".join(json.dumps({"words": f"a {i}", "desk": "a"}) for i in range(4)))
     named = ["--test", str(test), "--test-columns", "text=words,label=desk", "--json"]
     fit = ["fit", "--data", str(data), *"--labels a,b --epsilon 5 --output h.npz --store fit.store".split()]
-    fit += ["--ledger", "sqlite:///fit.db", "--public-columns", "text=question"]
+    fit += ["--ledger", "sqlite:///fit.db", "--public-columns", "text=question", "--views", "whole,opening:2"]
     with pytest.warns(PrivacyWarning, match="60 owners"):
         assert run(capsys, *fit, "--public", str(public))[0] == 0
+    assert run(capsys, *fit, "--public", str(public))[1].startswith("h.npz is done")
     for command in (["answer", "--mode", "head", "--head", "h.npz"], answer(data)):
         code, out, err = run(capsys, *command, *named)
         assert code == 0, err
@@ -343,6 +345,7 @@ def test_twelve_fits_are_one_promise_whatever_the_file_of_the_month_is_called(da
         "--owners 0",
         "--delta 2",
         "--input-key nothing",
+        "--views whole,ending:2",
     ],
 )
 def test_a_fit_that_is_refused_makes_no_ledger_and_no_file(more: str, data: Path, capsys: Any) -> None:

@@ -23,9 +23,10 @@ from pydantic import Field
 from serving_files import ACCESS, KEY, VOTE, ask, file_of, merged
 from serving_files import models as models
 
-from langchain_dpicl import ExemplarStore, InvalidParameter, PrivacyBudget, PrivateHead, local
+from langchain_dpicl import ExemplarStore, InvalidParameter, PrivacyBudget, PrivateHead, View, local, opening, whole
 from langchain_dpicl.cli import main
 from langchain_dpicl.errors import InvalidRecords, LocalModelError, StoreFileError
+from langchain_dpicl.once.views import JoinedViews
 from langchain_dpicl.private import notes
 from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.release.transaction import acting_for
@@ -591,7 +592,7 @@ def head(tmp_path: Path) -> PrivateHead:
     rows = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(200)]
     store = ExemplarStore.from_records(rows, DeterministicFakeEmbedding(size=8), input_key="text", output_key="label")
     with closing(PrivacyBudget(3, 1e-5, {"head": 1}, f"sqlite:///{folder}/heads.db", "tickets-head")) as budget:
-        made = PrivateHead.fit(store, ["a", "b"], budget, input_key="text", progress=False)
+        made = PrivateHead.fit(store, ["a", "b"], budget, views=[whole, opening(2)], input_key="text", progress=False)
     made.save(tmp_path / "head.npz")
     shutil.rmtree(folder)
     return made
@@ -674,6 +675,12 @@ def test_another_file_or_another_model_is_refused_when_the_server_starts(
             create_app(read(file_of(tmp_path, merged(HEAD, {"head": name}), "other.yaml")))
         assert caught.value.parameter == "head.file"
         assert caught.value.__context__ is None
+    other = copy.copy(head)
+    other.views = JoinedViews((whole, View("mine", str.lower)), (8, 8))
+    other.save(tmp_path / "own.npz")
+    with pytest.raises(InvalidParameter, match="with 'mine'") as caught:
+        create_app(read(file_of(tmp_path, merged(HEAD, {"head": "own.npz"}), "other.yaml")))
+    assert caught.value.parameter == "head.file"
     with pytest.raises(InvalidParameter, match="looks at no label scores") as caught:
         read(file_of(tmp_path, merged(HEAD, {"model.name": "smollm2-135m-instruct"}), "other.yaml")).build()
     assert caught.value.parameter == "model"
