@@ -34,7 +34,7 @@ def joined(name: str, data: Data, views: Sequence[View], known: Known) -> Data:
         return known.embed(f"{name}-{part}-{view.name}", [view.said_of(text) for text in rows.texts])
 
     def of(part: str, rows: Rows) -> Rows:
-        parts = [rows.vectors if view.is_whole else of_view(part, rows, view) for view in views]
+        parts: list[Any] = [rows.vectors if view.is_whole else of_view(part, rows, view) for view in views]
         parts = [as_matrix(vectors, len(rows)) for vectors in parts]
         vectors = JoinedViews(tuple(views), tuple(each.shape[1] for each in parts)).joined(parts, None)
         return Rows(rows.texts, rows.labels, vectors.astype(np.float32))
