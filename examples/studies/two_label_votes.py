@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from larger_model import Batched
+from larger_model import TITLES, Batched
 from tqdm import tqdm
 from two_labels import CALLS, TASKS, Calls, Floats, Ints, Kept, Prompt, PublicPrompt, Store
 
@@ -208,8 +208,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, files in tasks.items():
         some, others[name] = of_task(name, asking[name], files, settings[name]["calibrated"])
         rows += some
+    model = Path(options.model).stem
     text = (
-        f"Votes of two labels on the same calls of {Path(options.model).stem} at delta {DELTA:g}: accuracy in %, ± its "
+        f"Votes of two labels on the same calls of {TITLES.get(model, model)} at delta {DELTA:g}: accuracy in %, ± its "
         "standard error over test questions; exact, no noise is drawn. Gain: one bit over the better of the other two, "
         "with the standard error of the pairs."
     )
