@@ -252,7 +252,7 @@ def _tokenizer(path: Path) -> tuple[Callable[[str], list[int]], list[bytes]]:
     steps = [pre_tokenizers.Split(Regex(_WORDS), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.add_special_tokens([token for token, kind in zip(tokens, kinds, strict=True) if kind in (3, 4)])
-    byte_of = {sign: byte for byte, sign in bytes_to_unicode().items()}
+    byte_of = {sign: byte for byte, sign in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
     whole = [bytes(byte_of[s] for s in t) if all(s in byte_of for s in t) else t.encode() for t in tokens]
     return lambda text: list(tokenizer.encode(text).ids), whole
 

@@ -169,7 +169,8 @@ def chosen(asking: Asking, store: Store) -> dict[str, Any]:
 def of_task(name: str, asking: Asking, files: Sequence[str], calibrated: bool) -> tuple[list[Any], dict[str, Any]]:
     """Every row of a task, and what stands beside them."""
     words, rows = TASKS[name], []
-    store, few = Store.of(words, *files), Store.of(words, *files, owners=FEW)
+    train, test = files
+    store, few = Store.of(words, train, test), Store.of(words, train, test, owners=FEW)
     others: dict[str, Any] = {}
     for calls in (Calls(store, 1), Calls(few, 1), Calls(store, 4, asked=WITH_FOUR[name])):
         asking.know(calls.prompts())
@@ -201,7 +202,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     asking = {name: Asking(options.model, name, options.cache, options.batched) for name in tasks}
     kept = options.output / "settings.json"
     if options.choose:
-        settings = {name: chosen(asking[name], Store.of(TASKS[name], *files)) for name, files in tasks.items()}
+        settings = {
+            name: chosen(asking[name], Store.of(TASKS[name], files[0], files[1])) for name, files in tasks.items()
+        }
         kept.write_text(json.dumps(settings, indent=1) + "\n")
         return 0
     settings, rows, others = json.loads(kept.read_text()), [], {}

@@ -99,7 +99,7 @@ class Store:
     tests: list[tuple[str, int]]
 
     @classmethod
-    def of(cls, words: Words, train: str, test: str, owners: int | None = None) -> Store:
+    def of(cls, words: Words, train: str, test: str, *, owners: int | None = None) -> Store:
         """From files. The first 500 of a random order give up their labels; so many of the next are owners."""
         rows = [words.row(each) for each in read_records(train)]
         order = np.random.default_rng(0).permutation(len(rows)).tolist()
@@ -141,7 +141,7 @@ class Calls:
     def members(self) -> list[list[tuple[int, ...]]]:
         """For each question the owners in each call; with shared buckets, of those that are not empty."""
         randomness, count = np.random.default_rng((self.seed, self.shots, self.own)), len(self.store.owners)
-        found = []
+        found: list[list[tuple[int, ...]]] = []
         for place in range(len(self.questions)):
             taking = np.flatnonzero(randomness.random(count) < self.rate)
             if self.own:
