@@ -149,7 +149,7 @@ class Study:
     def __init__(self, data: dict[str, Data], others: dict[str, str], known: Known, kept: Path) -> None:
         self._data, self._others, self._known, self._kept = data, others, known, kept
         lines = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-        self._found = {line["fit"]: line["accuracy"] for line in lines}
+        self._found: dict[str, float] = {line["fit"]: line["accuracy"] for line in lines}
 
     def share(
         self, task: str, public: str, epsilon: float | None, owners: int, number: int, even: bool = True
