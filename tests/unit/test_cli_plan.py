@@ -193,9 +193,10 @@ def test_the_plan_says_which_noise_and_why(capsys: pytest.CaptureFixture[str]) -
     line = f"{TARGET} --calls 20".replace("--members 10 --shots 4", "")
     both = {noise: answer(f"{line} --noise {noise}", capsys) for noise in ("gaussian", "exponential")}
     flips = {noise: flip(found) for noise, found in both.items()}
+    sigma = both["gaussian"]["lines"]["vote-winner"]["sigma"]
     for noise, name in (("gaussian", "vote-winner"), ("exponential", "vote-em")):
         choice = both[noise]["lines"][name]["choice"]
-        assert choice["mechanisms"]["vote-winner"]["flip_probability"] == pytest.approx(flips["gaussian"], rel=0.5)
+        assert choice["mechanisms"]["vote-winner"]["parameter"] == pytest.approx(sigma, rel=0.1)
         assert choice["mechanisms"]["vote-em"]["flip_probability"] == pytest.approx(flips["exponential"], rel=0.5)
     assert flip(answer(line, capsys)) <= min(flips.values())
     assert run(f"{line} --noise gaussian") == 0
