@@ -162,7 +162,7 @@ class Way:
         """The line, as the method's own release asks for it."""
         fixed: dict[str, Any] = {} if self.crowd is None else options_of(self.crowd)
         if self.steps is not None:
-            fixed["steps"] = self.steps
+            fixed |= {"steps": self.steps, "even": 1}
         of = None if self.eligible is not None else owners
         return LineRequest(mechanism, self.rate, self.count, options=FrozenMapping(fixed), owners=of)
 

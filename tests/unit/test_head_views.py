@@ -80,7 +80,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
         def discrete_gaussian(self, sigma: float, size: int) -> NDArray[np.int64]:
             return np.rint(self.generator.normal(0.0, sigma, size)).astype(np.int64)
 
-    monkeypatch.setattr(fitting, "SecureRandomness", Noise)
+    monkeypatch.setattr(sums, "SecureRandomness", Noise)
 
 
 @pytest.fixture
