@@ -134,7 +134,7 @@ class Noise:
 @pytest.fixture
 def noise(monkeypatch: pytest.MonkeyPatch) -> Noise:
     source = Noise()
-    monkeypatch.setattr(fitting, "SecureRandomness", lambda: source)
+    monkeypatch.setattr("langchain_dpicl.once.sums.SecureRandomness", lambda: source)
     return source
 
 

@@ -32,7 +32,7 @@ from langchain_dpicl import (
     whole,
 )
 from langchain_dpicl.errors import InvalidParameter, ModelLost, ModelUnavailable, UnsafeConfigurationError
-from langchain_dpicl.once import fitting, probing
+from langchain_dpicl.once import fitting, probing, sums
 from langchain_dpicl.once.fitting import FitReport
 from langchain_dpicl.once.steps import LATTICE, FeatureMap, OwnedRecords, clipped_sum
 from langchain_dpicl.once.views import JoinedViews, Opening, views_named
