@@ -181,6 +181,7 @@ class VoteNoise:
         others = math.log(whole("labels", labels, at_least=2) - 1.0)
         return 1.0 / (1.0 + math.exp(min(self.rate * margin - others, 700.0)))
 
+    @lru_cache(maxsize=256)  # noqa: B019  # a small value itself, compared by its fields
     def abstention_count(self, members: int, labels: int) -> int:
         """The noisy count that "the members abstain" has to reach, or the penalty on its count in an exponential vote.
 
@@ -207,6 +208,7 @@ class VoteNoise:
         above = self.rate * (abstaining - self.abstention_count(members, labels))
         return 1.0 / (1.0 + labels * math.exp(min(-above, 700.0)))
 
+    @lru_cache(maxsize=256)  # noqa: B019
     def nats(self, expected: float, labels: int, lead: float = LEAD) -> float:
         """Return the change of a label's log-odds by one noisy vote more: a public answer's log-odds weigh against it.
 

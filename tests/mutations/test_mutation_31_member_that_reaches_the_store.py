@@ -15,6 +15,7 @@ from langchain_dpicl.budget.records import Records
 from langchain_dpicl.calls import shut
 from langchain_dpicl.private.boundary import run_private
 from langchain_dpicl.private.pickling import Pickler
+from langchain_dpicl.store.database import StoreDatabase
 
 MEMBERS, RECORD = 20, 7
 HELD: dict[str, Any] = {}
@@ -55,6 +56,12 @@ def said(make: Callable[[Any], Member], store: Any) -> list[str]:
     return [each for each in found if isinstance(each, str)]
 
 
+def opened(patch: pytest.MonkeyPatch) -> None:
+    """The mutant's store and its database are open within calls."""
+    patch.setattr(shut, "check_records", lambda: None)
+    patch.setattr(StoreDatabase, "_check", lambda self: None)
+
+
 def sharing_selectors(honest: Any) -> Any:
     """The mutant's copies share the user's selector."""
 
@@ -71,14 +78,14 @@ def test_31_a_member_that_reaches_the_store_is_caught(
     store = store_of([*records(RECORD), {"input": canary, "output": "Negative", "owner": "alder"}, *records(30)[8:]])
     assert said(make, store) == []
     with monkeypatch.context() as patch:
-        patch.setattr(shut, "check_records", lambda: None)
+        opened(patch)
         found = said(make, store)
         assert (make is by_chance) == (found == [canary] * MEMBERS), "only the copies stand before the others"
     with monkeypatch.context() as patch:
         patch.setattr(Pickler, "_meet", lambda *_: None)
         patch.setattr(Pickler, "persistent_id", sharing_selectors(Pickler.persistent_id))
         assert said(make, store) == [], "the store is shut all the same"
-        patch.setattr(shut, "check_records", lambda: None)
+        opened(patch)
         found = said(make, store)
         assert len(found) == MEMBERS
         assert all(canary in each for each in found), "the mutant's members all say the owner's record"
@@ -96,8 +103,8 @@ def test_31_candidates_that_name_a_release_are_caught(
     copies, *_ = release.ensemble.public_chain(chain, 1)
     question = [release.ensemble.public_request({"input": "a question"})]
     assert not isinstance(run_private(copies, question, max_concurrency=1)[0], str), "a release is shut there"
-    for check in ("check_open", "check_records"):
-        monkeypatch.setattr(shut, check, lambda: None)
+    opened(monkeypatch)
+    monkeypatch.setattr(shut, "check_open", lambda: None)
     monkeypatch.setattr(Records, "_check", lambda self: None)
     (found,) = run_private(copies, question, max_concurrency=1)
     assert "Positive" in str(found), "the mutant's candidate is a release"

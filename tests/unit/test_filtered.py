@@ -104,7 +104,7 @@ def test_what_a_store_learns_and_forgets_counts_at_once(store: Any) -> None:
 def test_callers_who_name_many_keys_do_not_fill_the_memory(store: Any) -> None:
     for i in range(100):
         eligible(store, None, -1.0, MetadataFilter.parse({f"key {i}": 1, "team": "a"}))
-    assert len(store._matrix._columns) <= 16
+    assert len(store._memory.matrix._columns) <= 16
     assert len(eligible(store, None, -1.0, MetadataFilter.parse({"team": "a"}))) == 5
 
 
