@@ -7,15 +7,18 @@ import html
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from langchain_dpicl import __version__
 from langchain_dpicl.cli import add_ledger, add_run, check_only, show
 from langchain_dpicl.durable import replacing, writing
 from langchain_dpicl.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from langchain_dpicl.budget.upkeep import LedgerReport
 
 _READERS = (
     "For the operator of the system, its data protection officer and its auditors. It holds no record, no question, no "
@@ -60,11 +63,14 @@ def report_options(parser: Any) -> None:
       dpicl report --config server.yaml --audit audit.json --format md
 
     Callers are told only if the budget counts each one's releases (scope: per_principal) or records them
-    (record_principals: true). --config takes the ledger, the budget's name and its purpose from a server's file.
+    (record_principals: true). --config reports every budget and head that a server's file names, in all its
+    ledgers, and takes the purposes from it.
     """
     add_run(parser, report)
     add_ledger(parser)
-    parser.add_argument("--config", metavar="FILE", help="a server's file, instead of --ledger and --name")
+    parser.add_argument(
+        "--config", metavar="FILE", help="a server's file, instead of --ledger and --name: all its budgets and heads"
+    )
     parser.add_argument("--name", help="one budget of the ledger (default: all)")
     parser.add_argument("--purpose", metavar="TEXT", help="what the answers are for (default: the server's file's)")
     parser.add_argument("--audit", metavar="FILE", help="what `dpicl audit --json` has printed")
@@ -74,11 +80,11 @@ def report_options(parser: Any) -> None:
 
 def report(options: argparse.Namespace) -> int:
     """Gather the facts, and write or print them."""
-    ledger, name, purpose = options.ledger, options.name, options.purpose
-    if options.config is not None:
-        ledger, name, declared = _of_file(options)
-        purpose = purpose or declared
-    facts = facts_of(ledger, name) | {"purpose": purpose, "audits": _audits(options.audit)}
+    if options.config is None:
+        facts = facts_of({options.ledger: [options.name]}) | {"purpose": options.purpose}
+    else:
+        facts = _of_file(options)
+    facts |= {"audits": _audits(options.audit)}
     written = _html if options.format == "html" else _markdown
     text = written(parts_of(facts))
     if options.output is None:
@@ -88,17 +94,40 @@ def report(options: argparse.Namespace) -> int:
     return show(options, facts, f"{options.output} is written. {facts['readers']}")
 
 
-def _of_file(options: argparse.Namespace) -> tuple[str, str, str | None]:
-    """The ledger, the budget's name and the purpose of a server's file."""
+def _of_file(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the facts of a server's file: of each budget that it names, in all its ledgers, and of its heads."""
+    from langchain_dpicl.once.head import PrivateHead
     from langchain_dpicl.serving.config import read
     from langchain_dpicl.spec.description import place_in
 
     check_only(options, {"config", "purpose", "audit", "format", "output"}, "--config")
     settings = read(options.config)
-    if settings.budget is None:
+    paths: dict[tuple[str, str], list[str]] = {}
+    heads, unknown = [], []
+    for each in settings.served:
+        about: Any = each.budget or settings.budget
+        if each.head is not None:
+            heads.append({"path": each.path, "receipt": PrivateHead.receipt_in(settings.folder / each.head.file)})
+        elif each.chain is not None:
+            unknown.append(each.path)
+        else:
+            paths.setdefault((str(place_in(settings.folder, about.ledger)), about.name), []).append(each.path)
+    if not heads and not paths:
         raise InvalidParameter("--config", options.config, "a file with a budget; name another ledger with --ledger")
-    about: Any = settings.budget
-    return str(place_in(settings.folder, about.ledger)), about.name, settings.purpose
+    ledgers: dict[str, list[str | None]] = {}
+    for ledger, name in paths:
+        ledgers.setdefault(ledger, []).append(name)
+    try:
+        facts = facts_of(ledgers)
+    except InvalidParameter as error:
+        bound = f"the file of a server that was started: its ledger has no budget {error.value!r} yet"
+        raise InvalidParameter("--config", options.config, bound) from None
+    if settings.releases:
+        purposes = {each.path: each.purpose for each in settings.served}
+        in_order = [paths[ledger, str(name)] for ledger, names in ledgers.items() for name in names]
+        for budget, found in zip(facts["budgets"], in_order, strict=True):
+            budget["paths"] = {path: purposes[path] for path in found}
+    return facts | {"purpose": options.purpose or settings.purpose, "heads": heads, "unknown": unknown}
 
 
 def _audits(path: str | None) -> list[dict[str, Any]]:
@@ -116,38 +145,50 @@ def _audits(path: str | None) -> list[dict[str, Any]]:
 # -- facts -------------------------------------------------------------------------------------------------------------
 
 
-def facts_of(ledger: str, name: str | None = None) -> dict[str, Any]:
-    """Return what a ledger says about its budgets, or the one of this name."""
+def facts_of(chosen: Mapping[str, Sequence[str | None]]) -> dict[str, Any]:
+    """Return what ledgers say about the budgets of these names; None: all of a ledger."""
     from langchain_dpicl.budget.schema import utc_now
-    from langchain_dpicl.budget.terms import plan_of
     from langchain_dpicl.budget.upkeep import LedgerReport
 
-    with closing(LedgerReport(ledger)) as source:
-        shown = source.show(name)
-        plans = {plan.name: plan for plan in source.chosen(name)}
-        budgets = []
-        for found in shown["budgets"]:
-            plan = plan_of(plans[found["name"]])
-            lines = {
-                line: {**found["lines"][line], "count": item.count, "rate": item.rate, "noise": item.describe()}
-                for line, item in plan.lines.items()
-            }
-            owners = max((item.owners or 0 for item in plan.lines.values()), default=0)
-            about = {"digest": plan.digest, "owners": owners or None, "lines": lines}
-            budgets.append(found | about | _spent(source.history(found["name"])))
-    for each in budgets:
-        for line, item in each["lines"].items():
-            item["spent"] = each["by_line"].get(line, 0)
+    budgets: list[dict[str, Any]] = []
+    ledgers = []
+    for ledger, names in chosen.items():
+        with closing(LedgerReport(ledger)) as source:
+            for name in names:
+                shown = source.show(name)
+                budgets += [{**found, **_detailed(source, found)} for found in shown["budgets"]]
+            ledgers.append({"ledger": shown["ledger"], "total": shown["total"]})
     callers = ", and who asked: callers are people, too" if any(each["by_principal"] for each in budgets) else ""
     return {
         "written": utc_now()[:19],
         "software": f"langchain-dpicl {__version__}",
-        "ledger": shown["ledger"],
+        "ledgers": ledgers,
         "readers": _READERS.format(callers=callers),
         "budgets": budgets,
-        "total": shown["total"],
+        "heads": [],
+        "unknown": [],
         "forgotten": _FORGOTTEN,
     }
+
+
+def _detailed(source: LedgerReport, found: dict[str, Any]) -> dict[str, Any]:
+    """Return what stands in a ledger's plan and history of the budget that was found."""
+    from langchain_dpicl.budget.terms import plan_of
+
+    (stored,) = source.chosen(found["name"])
+    plan, spent = plan_of(stored), _spent(source.history(found["name"]))
+    lines = {
+        line: {
+            **found["lines"][line],
+            "count": item.count,
+            "rate": item.rate,
+            "noise": item.describe(),
+            "spent": spent["by_line"].get(line, 0),
+        }
+        for line, item in plan.lines.items()
+    }
+    owners = max((item.owners or 0 for item in plan.lines.values()), default=0)
+    return {"digest": plan.digest, "owners": owners or None, "lines": lines, **spent}
 
 
 def _spent(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -181,23 +222,32 @@ def _spent(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def parts_of(facts: dict[str, Any]) -> list[ReportPart]:
     """Return the report in its order."""
     about = [
-        f"Written {facts['written']} UTC by {facts['software']}, from the ledger {facts['ledger']}.",
+        f"Written {facts['written']} UTC by {facts['software']}, from {_sources(facts)}.",
         f"Who may read this: {facts['readers']}",
         f"Purpose: {facts['purpose'] or 'not given. Give it with --purpose, or as purpose in a file.'}",
     ]
     parts = [ReportPart(1, "Differential privacy: what was promised, and what was spent", about)]
     for budget in facts["budgets"]:
         parts += _budget(budget)
-    if not facts["budgets"]:
+    parts += [_head(head) for head in facts["heads"]]
+    if not facts["budgets"] and not facts["heads"]:
         parts.append(ReportPart(2, "Budgets", ["The ledger holds no budget."]))
-    if (total := facts["total"]) and len(total["plans"]) > 1:
-        names = ", ".join(plan["name"] for plan in total["plans"])
-        words = [
-            f"The records of one person may stand behind several budgets ({names}). Their losses add up: epsilon "
-            f"{total['epsilon']:.3g} at delta {total['delta']:.2g} was spent so far, and "
-            f"{total['promised_epsilon']:.4g} at {total['promised_delta']:.2g} is promised in all."
-        ]
-        parts.append(ReportPart(2, "All budgets together", words))
+    together = []
+    for total in (each["total"] for each in facts["ledgers"]):
+        if total and len(total["plans"]) > 1:
+            names = ", ".join(plan["name"] for plan in total["plans"])
+            together.append(
+                f"The records of one person may stand behind several budgets ({names}). Their losses add up: epsilon "
+                f"{total['epsilon']:.3g} at delta {total['delta']:.2g} was spent so far, and "
+                f"{total['promised_epsilon']:.4g} at {total['promised_delta']:.2g} is promised in all."
+            )
+    if facts["heads"] or len(facts["ledgers"]) > 1:
+        together += promised_together(facts["budgets"], [head["receipt"] for head in facts["heads"]])
+    if together:
+        parts.append(ReportPart(2, "All budgets together", together))
+    if facts["unknown"]:
+        words = "a chain of the deployer's own, whose budgets the file does not name. Report its ledger with --ledger."
+        parts.append(ReportPart(2, "Not in this report", [f"{path}: {words}" for path in facts["unknown"]]))
     parts.append(ReportPart(2, "People who were forgotten", [facts["forgotten"]]))
     if facts["audits"]:
         words = ["An audit attacks the mechanism. A proved epsilon above the claim would mean that the claim is false."]
@@ -207,25 +257,67 @@ def parts_of(facts: dict[str, Any]) -> list[ReportPart]:
     return parts
 
 
+def promised_together(budgets: Sequence[Mapping[str, Any]], receipts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the sum of several promises, those of heads by their ``receipts``: nothing for a single one."""
+    distinct = [each for place, each in enumerate(receipts) if each not in receipts[:place]]
+    if len(budgets) + len(distinct) < 2:
+        return []
+    epsilon, delta = (sum(each[name] for each in (*budgets, *distinct)) for name in ("epsilon", "delta"))
+    counts = ((len(budgets), "budget"), (len(distinct), "head"))
+    named = " and ".join(f"{count} {word}{'s' * (count > 1)}" for count, word in counts if count)
+    return [
+        f"{named} are {len(budgets) + len(distinct)} promises. They add up for whoever is in the data of all: epsilon "
+        f"{epsilon:g} at delta {delta:.2g}."
+    ]
+
+
+def _sources(facts: dict[str, Any]) -> str:
+    ledgers = [each["ledger"] for each in facts["ledgers"]]
+    named = [f"the ledger{'s' * (len(ledgers) > 1)} {', '.join(ledgers)}"] if ledgers else []
+    return " and ".join([*named, *["the files of heads"] * bool(facts["heads"])])
+
+
+def _promised(epsilon: float, delta: float, what: str) -> list[str]:
+    factor = math.exp(min(epsilon, 700.0))
+    return [
+        "The unit is one person (one owner) with everything they ever wrote. Take any one of them out of the records: "
+        f"whatever anyone computes from all answers of this {what} comes out almost the same.",
+        f"Almost: the answers make any conclusion about that person at most {factor:,.3g} times likelier (epsilon "
+        f"{epsilon:g}), except with a probability of {delta:.3g} (delta). So a guess that was even, 50 %, becomes at "
+        f"most {100 / (1 + 1 / factor):.3g} %.",
+    ]
+
+
+def _head(head: dict[str, Any]) -> ReportPart:
+    receipt = head["receipt"]
+    words = [
+        *_promised(receipt["epsilon"], receipt["delta"], "head"),
+        f"Released once, {receipt['time'][:19]} UTC: {receipt['mechanism']}. Its answers cost nothing.",
+        f"The condition: {receipt['assumption']}.",
+        f"The receipt: {receipt['id']}, plan {receipt['plan']}. Epsilon {receipt['epsilon_spent']:.3g} of "
+        f"{receipt['epsilon']:g} was spent on the budget {receipt['budget']} when it was released.",
+    ]
+    return ReportPart(2, f"Head {head['path']}", words)
+
+
 def _budget(budget: dict[str, Any]) -> list[ReportPart]:
     epsilon, delta = budget["epsilon"], budget["delta"]
-    factor = math.exp(min(epsilon, 700.0))
     spent = budget["epsilon_spent"]
     most = " by the caller who spent most" if budget["scope"] == "per_principal" else ""
     people = "No number of people was declared."
     if budget["owners"]:
         people = f"The plan was made for {budget['owners']:,} people, a number that was declared and is public."
     promise = [
-        "The unit is one person (one owner) with everything they ever wrote. Take any one of them out of the records: "
-        "whatever anyone computes from all answers of this budget comes out almost the same.",
-        f"Almost: the answers make any conclusion about that person at most {factor:,.3g} times likelier (epsilon "
-        f"{epsilon:g}), except with a probability of {delta:.3g} (delta). So a guess that was even, 50 %, becomes at "
-        f"most {100 / (1 + 1 / factor):.3g} %.",
+        *_promised(epsilon, delta, "budget"),
         f"The condition: {budget['assumption']}.",
         people,
         f"Spent so far{most}: epsilon {spent:.3g} of {epsilon:g}. Nothing is ever refunded, and when all is spent the "
         "system refuses.",
         f"Frozen {budget['created'][:19]} UTC. Digest of the plan: {budget['digest']}.",
+    ]
+    served = [
+        f"Answers at {path}" + (f", for this purpose: {purpose}" if purpose else "")
+        for path, purpose in budget.get("paths", {}).items()
     ]
     lines = [("line", "spent", "planned", "a person's chance to take part", "mechanism and noise")]
     for name, line in budget["lines"].items():
@@ -236,7 +328,7 @@ def _budget(budget: dict[str, Any]) -> list[ReportPart]:
     outcomes = [("outcome", "number"), *((name, f"{count:,}") for name, count in budget["outcomes"].items())]
     times = [("time (UTC)", "spent"), *((name, f"{count:,}") for name, count in budget["by_time"].items())]
     parts = [
-        ReportPart(2, f"Budget {budget['name']}"),
+        ReportPart(2, f"Budget {budget['name']}", served),
         ReportPart(3, "The promise", promise),
         ReportPart(3, "Spent by line", (), lines),
         ReportPart(3, "Spent by time", [] if budget["by_time"] else ["Nothing was spent."], times),

@@ -80,6 +80,7 @@ def serve(options: argparse.Namespace) -> int:
         return show(options, {"name": name, "key": key, "sha256": hash_of(key)}, text)
     require("fastapi", "serve")
     uvicorn = require("uvicorn", "serve")
+    from langchain_dpicl.cli.report import promised_together
     from langchain_dpicl.serving import logs
     from langchain_dpicl.serving.app import ENVIRONMENT, TimedProtocol, ask_heads, create_app, freeze, plans
     from langchain_dpicl.serving.config import read
@@ -123,7 +124,8 @@ def serve(options: argparse.Namespace) -> int:
         spent = f"epsilon {cost['epsilon_spent']:.3g} of {cost['epsilon']:g} spent at delta {cost['delta']:.2g}"
         words.append(f"head {cost['id']}: {', '.join(head['labels'])}\n  released once: {cost['mechanism']}; {spent}")
         words.append(f"  no last answer, and none costs anything; embeddings: {head['embedder']}")
-    words += _several_promises(budgets)
+    for sentence in promised_together(budgets, _apart(app.state.chain)):
+        words.append(f"{sentence} One budget beside releases is one promise for all of them")
     for path, some in paths.items():
         who = callers if some is None else f"keys: {', '.join(some)}"
         words.append(f"{origin}{path} (workers: {server.workers}; {who})")
@@ -166,12 +168,11 @@ def serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _several_promises(budgets: list[dict[str, Any]]) -> list[str]:
-    """Return what somebody is promised whose records are in the data of all budgets: losses add up."""
-    if len(budgets) < 2:
-        return []
-    epsilon, delta = (sum(each[name] for each in budgets) for name in ("epsilon", "delta"))
-    return [
-        f"{len(budgets)} budgets are {len(budgets)} promises. They add up for whoever is in the data of all: epsilon "
-        f"{epsilon:g} at delta {delta:.2g}. One budget beside releases is one promise for all of them"
-    ]
+def _apart(chain: Any) -> list[Any]:
+    """Return the receipts of a chain's heads that stand on none of the budgets of its releases."""
+    from langchain_dpicl.release.base import releases_in
+    from langchain_dpicl.serving.routes import heads_in
+
+    budgets = [each.budget for each in releases_in(chain) if each.budget.plan is not None]
+    receipts = [head.receipt for head in heads_in(chain)]
+    return [each for each in receipts if all(budget.receipt(each["id"]) != each for budget in budgets)]

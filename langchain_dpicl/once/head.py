@@ -523,6 +523,16 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             return head if none is None else head.with_none(*none)
         raise InvalidParameter("path", str(path), reason)
 
+    @staticmethod
+    def receipt_in(path: str | Path) -> Receipt:
+        """Return the receipt in a file of `save`, without its models. Raises `InvalidParameter` for another file."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return _RECEIPT.validate_python(json.loads(str(file["about"]), parse_constant=int)["receipt"])
+        except Exception:  # as in `load`
+            reason = "a head's file that can be read"
+        raise InvalidParameter("path", str(path), reason)
+
     def __repr__(self) -> str:
         return f"PrivateHead(labels={list(self.labels)}, embedder={self.embedder!r}, receipt={self.receipt['id']!r})"
 

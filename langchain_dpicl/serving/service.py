@@ -5,7 +5,6 @@ Its own code: LangServe is archived. ``RemoteRunnable``, its client, reads these
 
 import asyncio
 import contextlib
-import re
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from langchain_core.load.serializable import Serializable
 from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import BaseModel, Field, RootModel, create_model
-from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -21,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from langchain_dpicl.once.head import PrivateHead
 from langchain_dpicl.release.base import AnyRelease
+from langchain_dpicl.serving.described import Untitled, described, json_schema, module_of, name_of, operation_id
 from langchain_dpicl.serving.guards import ErrorAnswer, Failure, Slots, failure_of
 from langchain_dpicl.serving.state import MOST, BudgetState, History, ReleasedHead, budget_state, release_history
 
@@ -74,15 +73,18 @@ def add_endpoints(
     """
     from fastapi import Query
 
+    def made(part: str, **fields: Any) -> Any:
+        return create_model(f"{name_of(path)}{part}", __base__=Untitled, __module__=module_of(path), **fields)
+
     may_end_early = all(release.comes_in_pieces for release in releases)
-    space = "_".join(re.findall(r"\w+", path))
-    Input: Any = _described(runnable.get_input_schema, f"{space}_Input")
-    Output = _described(runnable.get_output_schema, f"{space}_Output")
-    One: Any = create_model(f"{space}_Request", input=(Input, ...))
-    Many: Any = create_model(f"{space}_BatchRequest", inputs=(list[Input], Field(max_length=max_batch)))
-    Answer: Any = create_model(f"{space}_Answer", output=(Output, ...), metadata=(RunMetadata, ...))
-    Answers: Any = create_model(f"{space}_Answers", output=(list[Output], ...), metadata=(BatchMetadata, ...))  # type: ignore[valid-type]
-    input_described, output_described = Input.model_json_schema(), Output.model_json_schema(mode="serialization")
+    Input = described(runnable.get_input_schema, path, "Question")
+    Output = described(runnable.get_output_schema, path, "Answer")
+    One: Any = made("Request", input=(Input, ...))
+    Many: Any = made("BatchRequest", inputs=(list[Input], Field(max_length=max_batch)))
+    Answer = made("Response", output=(Output, ...), metadata=(RunMetadata, ...))
+    Answers = made("BatchResponse", output=(list[Output], ...), metadata=(BatchMetadata, ...))
+    input_described = json_schema(runnable.get_input_schema, "validation")
+    output_described = json_schema(runnable.get_output_schema, "serialization")
 
     def config(run_id: uuid.UUID) -> RunnableConfig:
         return {"run_id": run_id, "run_name": path}
@@ -176,6 +178,7 @@ def add_endpoints(
             response_class=kind,
             status_code=200,
             responses=responses,
+            generate_unique_id_function=operation_id,
         )
 
     add(invoke, "One answer", {"model": Answer})
@@ -239,16 +242,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel) and not isinstance(value, Serializable):
         return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
     return [*map(_plain, value)] if isinstance(value, list) else value
-
-
-def _described(schema: Callable[[], Any], name: str) -> type[BaseModel]:
-    """Return a model that the OpenAPI document can describe; one of anything if the type has no JSON schema."""
-    try:
-        model: type[BaseModel] = schema()
-        model.model_json_schema()
-    except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError):
-        return create_model(name, __base__=RootModel[Any])
-    if issubclass(model, RootModel) and "model_json_schema" not in vars(model):
-        # A release's own: it gets a name of its own among the application's schemas.
-        return type(name, (model,), {"__module__": __name__})
-    return model

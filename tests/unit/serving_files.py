@@ -6,13 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl import local
+from langchain_dpicl import PrivateHead, local
+from langchain_dpicl.budget import Receipt
+from langchain_dpicl.once.steps import FeatureMap
 from langchain_dpicl.serving.guards import hash_of, new_key
+from langchain_dpicl.store.base import embedder_of
 
 KEY = new_key()
 ACCESS = {"keys": {"mobile": hash_of(KEY)}}
@@ -42,6 +46,17 @@ def file_of(folder: Path, content: Any, name: str = "server.yaml") -> Path:
     path = folder / name
     path.write_text(content if isinstance(content, str) else json.dumps(content))  # JSON is YAML
     return path
+
+
+def head_in(folder: Path, name: str) -> str:
+    """Write a head of epsilon 1 into a file of this name."""
+    model: Any = local.local_embeddings()
+    receipt: Any = dict.fromkeys(Receipt.__annotations__, "") | dict.fromkeys(("principal", "remaining", "tokens"))
+    receipt |= {"id": "b:head:1", "budget": "b", "number": 1, "mechanism": "a head", "replayed": False, "query": None}
+    receipt |= {"epsilon_spent": 0.9, "epsilon": 1.0, "delta": 1e-5}
+    weights, about = np.zeros((2, 9)), {"embedder": embedder_of(model), "input_key": "text"}
+    PrivateHead(weights, ["a", "b"], FeatureMap(8), model, receipt, **about).save(folder / name)
+    return name
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

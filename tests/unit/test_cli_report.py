@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from langchain_core.runnables import RunnableLambda
+from serving_files import ACCESS, file_of, head_in
+from serving_files import models as models
 
 from langchain_dpicl import (
     DPAggregate,
@@ -22,6 +24,8 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.budget.upkeep import LedgerReport
 from langchain_dpicl.cli import main
+from langchain_dpicl.serving.app import freeze
+from langchain_dpicl.serving.config import read
 
 CALLERS = ["<b>zoe7</b>", "quin|x7"]
 
@@ -115,6 +119,52 @@ def test_a_servers_file_gives_the_purpose_and_the_ledger(embeddings: Any, tmp_pa
     facts = json.loads(report(capsys, "--config", str(path), "--json"))
     assert (facts["purpose"], facts["budgets"][0]["name"]) == ("triage", "desk")
     assert json.loads(report(capsys, "--config", str(path), "--purpose", "x", "--json"))["purpose"] == "x"
+
+
+def test_a_servers_file_reports_each_budget_in_each_ledger_and_the_heads(tmp_path: Path, capsys: Any) -> None:
+    """A budget of two paths, one with a ledger of its own, a head, and a chain that only the deployer knows."""
+    (tmp_path / "reviews.jsonl").write_text((tmp_path / "tickets.jsonl").read_text())
+    (tmp_path / "visits.jsonl").write_text((tmp_path / "tickets.jsonl").read_text())
+    (tmp_path / "chain_of_a_report.py").write_text(
+        "from langchain_core.runnables import RunnableLambda as R\n\nmake = R"
+    )
+    release = {"kind": "label-vote", "labels": ["a", "b"]}
+    voted = {"release": release, "selector": {"calls": 20}}
+    budget = {"epsilon": 3, "delta": 1e-5, "accept_noise": True, "ledger": "sqlite:///budget.db"}
+    own = {**budget, "releases": 10, "ledger": "sqlite:///own.db"}
+    config: dict[str, Any] = {
+        "budget": {**budget, "name": "common", "releases": {"tickets": 10, "reviews": 10}},
+        "releases": [
+            {"path": "/tickets", "store": {"data": "tickets.jsonl"}, **voted, "purpose": "which desk"},
+            {"path": "/reviews", "store": {"data": "reviews.jsonl"}, **voted},
+            {"path": "/visits", "store": {"data": "visits.jsonl"}, **voted, "budget": own},
+            {"path": "/desk", "head": head_in(tmp_path, "head.npz")},
+        ],
+        **ACCESS,
+    }
+    path = str(file_of(tmp_path, config))
+    assert main(["report", "--config", path]) == 1
+    assert "budget.db" in capsys.readouterr().err, "nothing was frozen: the missing ledger is named"
+    assert main(["serve", "--config", path, "--check"]) == 0
+    assert "2 budgets and 1 head are 3 promises. They add up for whoever is in the data of all: epsilon 7 at delta" in (
+        capsys.readouterr().out
+    )
+    freeze(read(path).build())
+    config["releases"].append({"path": "/mine", "chain": "chain_of_mine:make"})
+    path = str(file_of(tmp_path, config))
+    facts = json.loads(report(capsys, "--config", path, "--json"))
+    assert [(each["name"], list(each["paths"])) for each in facts["budgets"]] == [
+        ("common", ["/tickets", "/reviews"]),
+        ("visits", ["/visits"]),
+    ]
+    assert [Path(each["ledger"]).name for each in facts["ledgers"]] == ["budget.db", "own.db"]
+    assert facts["heads"][0]["receipt"]["id"] == "b:head:1"
+    text = report(capsys, "--config", path)
+    for words in (
+        "Budget common", "/tickets, for this purpose: which desk", "Budget visits", "Head /desk", "b:head:1",
+        "2 budgets and 1 head are 3 promises", "epsilon 7 at", "/mine: a chain of the deployer's own",
+    ):  # fmt: skip
+        assert words in text
 
 
 @pytest.mark.parametrize("bad", ["nothing.json", "other.json"])

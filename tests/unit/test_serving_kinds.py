@@ -113,7 +113,7 @@ def test_a_typed_answer_of_declared_fields_is_served_and_described(
         assert abs(output["answer"]["cost"] - 50.0) < 10.0
     assert output["receipt"]["replayed"]
     with TestClient(app) as client:
-        described = client.get("/openapi.json").json()["components"]["schemas"]["Answer"]
+        described = client.get("/openapi.json").json()["components"]["schemas"]["AnswerAnswerFields"]
     assert set(described["properties"]) == set(SAID)
     assert described["properties"]["desk"]["enum"] == ["Flask", "Porch"]
 

@@ -382,7 +382,7 @@ def test_two_chains_of_one_application_have_models_of_their_own(sealed_of: Any) 
     add_dp_routes(app, chain, "/plain", principal_from=header)
     add_dp_routes(app, chain.with_types(input_type=Question), "/typed/one", principal_from=header)
     schemas = app.openapi()["components"]["schemas"]
-    assert {"plain_Request", "typed_one_Request", "plain_BatchRequest", "typed_one_BatchRequest"} <= schemas.keys()
+    assert {"PlainQuestion", "TypedOneQuestion", "PlainBatchRequest", "TypedOneBatchRequest"} <= schemas.keys()
     assert not [name for name in schemas if "__" in name], "no name had to be made unique"
 
 
