@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli import add_ledger, add_run, add_witness, lab, show
-from langchain_dpicl.errors import InvalidParameter, PrivacyWarning
+from langchain_dpicl.errors import InvalidParameter, PrivacyWarning, StoreError
 
 if TYPE_CHECKING:
     from langchain_dpicl.budget.upkeep import LedgerReport
@@ -248,7 +248,12 @@ def forget(options: argparse.Namespace) -> int:
     if not owner:
         raise InvalidParameter("--owner", "", "the owner's key, as the records had it")
     model: Any = None  # forgetting embeds nothing
-    store = ExemplarStore.open(address(options.store), model, name=options.collection)
+    try:
+        store = ExemplarStore.open(address(options.store), model, name=options.collection)
+    except StoreError:
+        if not Path(kept := f"{options.store}.store").is_file():
+            raise
+        raise InvalidParameter("--store", options.store, f"a store: did you mean {kept}?") from None
     if options.store.endswith(".store"):  # perhaps not used since an earlier release wrote down what it knew
         store._take_notes(notes_beside(Path(options.store.removesuffix(".store"))))
     ledgers, lost = upkeep.open_ledgers(store, options.ledger, options.key_file)

@@ -77,19 +77,26 @@ def serve(options: argparse.Namespace) -> int:
         if options.check:
             raise InvalidParameter("--check", True, "left out with --new-key")
         text = f"{key}\n\nThis key is shown once. In the configuration, under keys:\n  {name}: {hash_of(key)}"
+        text += f"\nor, for who reads /metrics:\n  metrics: {{key: {hash_of(key)}}}"
         return show(options, {"name": name, "key": key, "sha256": hash_of(key)}, text)
     require("fastapi", "serve")
     uvicorn = require("uvicorn", "serve")
     from langchain_dpicl.cli.report import promised_together
     from langchain_dpicl.serving import logs
-    from langchain_dpicl.serving.app import ENVIRONMENT, TimedProtocol, ask_heads, create_app, freeze, plans
     from langchain_dpicl.serving.config import read
-    from langchain_dpicl.serving.metrics import FOLDER
-    from langchain_dpicl.serving.routes import heads_in
 
     replaced = given(options, "host", "port", "workers", "log_format")
     settings = read(options.config, **replaced)
-    if settings.server.log_format == "json" and not options.check:  # one form for all that is written
+    is_json = settings.server.log_format == "json"
+    logs.tell_steps(is_json)
+    from langchain_dpicl.serving.app import ENVIRONMENT, TimedProtocol, ask_heads, create_app, freeze, plans
+    from langchain_dpicl.serving.metrics import FOLDER
+    from langchain_dpicl.serving.routes import heads_in
+
+    if not options.check:  # the tracker of semaphores is another process, whose warning at its end no logger takes
+        quiet = "ignore:resource_tracker:UserWarning"
+        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), quiet)))
+    if is_json and not options.check:  # one form for all that is written
         options.json = True
         logs.begin_json()
     app: Any = create_app(settings)
@@ -138,6 +145,11 @@ def serve(options: argparse.Namespace) -> int:
         "budgets": budgets,
     }
     facts |= {"heads": heads} if heads else {}
+    warned = settings.unknown_names()
+    words += [f"warning: {each}" for each in warned]
+    facts |= {"warnings": warned} if warned else {}
+    if is_json and not options.check:
+        facts = {**logs.stamp("the plan"), **facts}
     show(options, facts, "\n".join(words), indent=None)  # one line: the server's log follows
     if options.check:
         return 0
@@ -145,7 +157,7 @@ def serve(options: argparse.Namespace) -> int:
         "host": server.host,
         "port": server.port,
         "server_header": False,
-        "log_config": logs.log_config(server.log_format == "json"),
+        "log_config": logs.log_config(is_json),
         "access_log": False,  # it has addresses with their queries; `logs.Around` writes a line without
         "http": partial(TimedProtocol, header_seconds=server.header_seconds),
         "ws": "none",

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import html
 import json
+import logging
 import os
 import re
 import tempfile
@@ -48,6 +49,8 @@ from langchain_dpicl.spec.conflicts import line_of
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.applications import Starlette
+
+steps = logging.getLogger(logs.STEPS)
 
 ENVIRONMENT = "DPICL_SERVE"
 _CORS_SENT = ["Authorization", "Content-Type", "X-Request-ID"]
@@ -228,10 +231,12 @@ async def _life(chain: Runnable[Any, Any], metrics: Metrics | None) -> AsyncIter
     """
     with ThreadPoolExecutor(64, thread_name_prefix="dpicl-serve") as pool:
         asyncio.get_running_loop().set_default_executor(pool)
+        steps.info("loading the models")
         for load in (warm, ask_heads, embed_questions):
             await asyncio.to_thread(load, chain)
         if metrics is not None:
             await asyncio.to_thread(metrics.begin)
+        steps.info("ready")
         yield
     for release in releases_in(chain):  # SIGTERM is sent again after this, and ends the process at once
         release.budget.close()

@@ -8,21 +8,25 @@ relative to the file.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from langchain_core.runnables import Runnable, RunnableParallel
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from langchain_dpicl.errors import InvalidConfiguration, InvalidParameter, InvalidRecords
 from langchain_dpicl.serving.guards import ApiKeys, Limits
+from langchain_dpicl.serving.logs import STEPS
 from langchain_dpicl.serving.routes import PATH
 from langchain_dpicl.serving.secrets import KeyFile, filled, mapping_of
 from langchain_dpicl.spec import Spec, checked
 from langchain_dpicl.spec.conflicts import line_of
 from langchain_dpicl.spec.signatures import FilePath, Section, Text
+
+logger = logging.getLogger(STEPS)
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:\d{1,5})?")
 
@@ -39,6 +43,10 @@ def _path(given: str) -> str:
     if not re.fullmatch(PATH, given):
         raise ValueError('a path such as "/tickets": it begins with /, ends without, and has letters, digits and ._~-')
     return given
+
+
+def _names(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given
 
 
 RoutePath = Annotated[str, AfterValidator(_path)]
@@ -98,8 +106,8 @@ class ServedRelease(Spec):
     """As that of `ServerSection`."""
     ready_question: Any = None
     """As that of `ServerSection`."""
-    callers: Annotated[list[Text], Field(min_length=1)] | None = None
-    """Who may ask: names of keys. Left out: every key opens this path."""
+    callers: Annotated[list[Text], Field(min_length=1), BeforeValidator(_names)] | None = None
+    """Who may ask: names of keys, or a name. Left out: every key opens this path."""
 
 
 class Configuration(Spec):
@@ -119,6 +127,18 @@ class Configuration(Spec):
         if isinstance(self.keys, Path):
             return ApiKeys(news=KeyFile(self.folder / self.keys).news)
         return ApiKeys(self.keys) if self.keys else None
+
+    def unknown_names(self) -> list[str]:
+        """Return words for each caller and quota that no key has now: a file of keys may change."""
+        keys = self.api_keys()
+        if keys is None or not isinstance(self.keys, Path):
+            return []  # names of keys in the file itself were checked with it
+        said = []
+        for each in self.served:
+            budget: Any = each.budget or self.budget
+            quota = budget.quota if budget is not None and isinstance(budget.quota, dict) else {}
+            said += [f"no key named {name} in {self.keys} now" for name in (*(each.callers or ()), *quota)]
+        return [words for words in dict.fromkeys(said) if words.split()[3] not in keys.names]
 
     @property
     def served(self) -> list[ServedRelease]:
@@ -143,14 +163,18 @@ class Configuration(Spec):
         tells the faults of all files.
         """
         records, faults = [], []
-        for each in self.served:
+        for number, each in enumerate(self.served, 1):
+            logger.info("reading %s, %d of %d", each.path, number, len(self.served))
             try:
                 records.append(each.records())
             except InvalidRecords as error:
                 faults.append(str(error))
         if faults:
             raise InvalidRecords("; ".join(faults))
-        selectors = [each.selected(some) for each, some in zip(self.served, records, strict=True)]
+        selectors = []
+        for number, (each, some) in enumerate(zip(self.served, records, strict=True), 1):
+            logger.info("opening %s, %d of %d", each.path, number, len(records))
+            selectors.append(each.selected(some))
         common = None
         if self.releases is not None and self.budget is not None:
             common = self.budget.open(self.folder)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from langchain_dpicl.serving.metrics import Metrics
 
 ACCESS = "langchain_dpicl.access"
+STEPS = "langchain_dpicl.serving.steps"
+"""The steps of a start, by paths and their numbers alone: nothing of them follows the private records."""
 PROBES = {"/health", "/ready", "/metrics"}
 """Requests without a line: something asks them every few seconds."""
 
@@ -64,6 +66,21 @@ class LogLines(logging.Formatter):
         return " ".join([head, *(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in rest)])
 
 
+def tell_steps(as_json: bool) -> None:
+    """Write the steps of the start to standard error, before the server listens."""
+    steps, handler = logging.getLogger(STEPS), logging.StreamHandler()
+    handler.setFormatter(LogLines(as_json))
+    steps.handlers, steps.propagate = [handler], False
+    steps.setLevel(logging.INFO)
+
+
+def stamp(message: str) -> dict[str, str]:
+    """Return the first fields of a line of JSON."""
+    record = logging.LogRecord(STEPS, logging.INFO, "", 0, message, None, None)
+    found: dict[str, str] = json.loads(LogLines(as_json=True).format(record))
+    return found
+
+
 def begin_json() -> None:
     """Write JSON from now on, before the server listens, and of Python's warnings too."""
     logging.config.dictConfig(log_config(as_json=True))
@@ -79,6 +96,7 @@ def log_config(as_json: bool) -> dict[str, Any]:
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "lines"}},
         "loggers": {
             ACCESS: {"level": "INFO"},
+            STEPS: {"level": "INFO", "handlers": [], "propagate": True},
             "uvicorn": {"level": "INFO"},
             # Its lines have addresses with their queries. A child that is not named writes to its parent's handlers.
             "uvicorn.access": {"handlers": [], "propagate": False},

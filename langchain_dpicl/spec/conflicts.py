@@ -128,6 +128,7 @@ def _unknown_names(given: Mapping[str, Any]) -> Iterator[Conflict]:
     if not isinstance(keys, Mapping):
         return
     named = {f"callers[{place}]": name for place, name in enumerate(callers if isinstance(callers, list) else [])}
+    named |= {"callers": callers} if isinstance(callers, str) else {}
     named |= {f"budget.quota.{name}": name for name in _mapping(quota)}
     for place, name in named.items():
         if not any(name == each for each in keys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.runnables import Runnable
@@ -17,13 +17,15 @@ from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.selection import PoissonExampleSelector
 from langchain_dpicl.spec.conflicts import conflicts, line_of
 from langchain_dpicl.spec.mistakes import told
-from langchain_dpicl.spec.releases import RENAMED, DocumentsSection, GivenRelease, OpenLine, kind_of
+from langchain_dpicl.spec.releases import RENAMED, SECTIONS, DocumentsSection, GivenRelease, OpenLine, kind_of
 from langchain_dpicl.spec.signatures import Count, Section, Text, section_from
 from langchain_dpicl.spec.sources import HeadSection, ModelSection, StoreSection
 from langchain_dpicl.spec.typed import imported
 from langchain_dpicl.store.filters import MetadataFilter
 from langchain_dpicl.store.store import ExemplarStore
 
+_UNKNOWN = "Extra inputs are not permitted"
+"""Pydantic's words for a field that a section does not have."""
 MEMBERS = 20
 """Parallel calls, unless a description says how many."""
 
@@ -200,8 +202,25 @@ def checked(made_by: type[M], values: Mapping[str, Any], folder: Path) -> tuple[
     try:
         made = made_by.model_validate(values, context=folder)
     except ValidationError as error:
-        return None, [*told(error, values), *mistakes]
+        return None, [*((place, _placed(made_by, place, words)) for place, words in told(error, values)), *mistakes]
     return (None if mistakes else made), mistakes
+
+
+def _placed(made_by: type[Spec], place: str, words: str) -> str:
+    """Say of a field that stands in no section like this one which sections have it."""
+    if words != _UNKNOWN:
+        return words
+    name = place.rpartition(".")[2]
+    known = {
+        section: get_args(about.annotation) or (about.annotation,) for section, about in made_by.model_fields.items()
+    }
+    known["release"] = tuple(SECTIONS.values())
+    found = [f"{section}.{name}" for section, kinds in known.items() if any(_has(kind, name) for kind in kinds)]
+    return f"{words}; there is {' and '.join(found)}" if found else words
+
+
+def _has(kind: Any, name: str) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section) and name in kind.model_fields
 
 
 def _of_today(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:

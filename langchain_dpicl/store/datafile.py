@@ -309,6 +309,7 @@ def settle(
     said = f"{len(faults):,} of {good + len(faults):,} records of {data.name!r} cannot be used: {words}"
     if not skip_bad or not good:
         raise InvalidRecords(
-            f"{said}; mend them" + ", or leave them out with --skip-bad (skip_bad in a configuration)" * (good > 0)
+            f"{said}; mend them"
+            + ", or leave them out with --skip-bad (store.skip_bad in a configuration)" * (good > 0)
         )
     say(f"{said}; they are left out")

@@ -378,3 +378,10 @@ def test_forget_says_if_the_words_stay_in_the_files_log(tmp_path: Path, capsys: 
         warnings.simplefilter("error")
         assert main([*command, "owner-2"]) == 0
     store.close()
+
+
+def test_a_data_file_is_no_store_but_names_the_one_beside_it(tmp_path: Path, capsys: Any) -> None:
+    for name in ("tickets.csv", "tickets.csv.store"):
+        (tmp_path / name).write_text("text,label\n")
+    assert main(["forget", "--store", str(tmp_path / "tickets.csv"), "--owner", "x"]) == 1
+    assert f"did you mean {tmp_path / 'tickets.csv.store'}?" in capsys.readouterr().err

@@ -743,8 +743,9 @@ def run(capsys: Any, *arguments: str) -> tuple[int, str, str]:
 def test_a_new_key_is_shown_once_with_its_hash(tmp_path: Path, capsys: Any) -> None:
     code, out, _ = run(capsys, "--new-key", "mobile")
     assert code == 0
-    key, _, _, line = out.strip().splitlines()
+    key, _, _, line, _, metrics = out.strip().splitlines()
     assert line.strip() == f"mobile: {hash_of(key)}"
+    assert metrics.strip() == f"metrics: {{key: {hash_of(key)}}}"
     made = json.loads(run(capsys, "--new-key", "web", "--json")[1])
     assert made["sha256"] == hash_of(made["key"])
     assert run(capsys, "--new-key", "a b")[0] == 1

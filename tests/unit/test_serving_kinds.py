@@ -23,6 +23,7 @@ from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.release.transaction import acting_for
 from langchain_dpicl.serving.app import create_app, freeze, plans
 from langchain_dpicl.serving.config import read
+from langchain_dpicl.spec import SECTIONS
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
 CALLS = {"selector": {"calls": 60}, "budget.accept_noise": True}
@@ -91,6 +92,16 @@ def test_numbers_dates_and_candidates_are_served(
     response = ask(served(release, tmp_path), {"input": {"text": "a cough at night"}})
     assert response.status_code == 200, response.text
     assert response.json()["output"]["answer"] == answer
+
+
+def test_the_page_has_a_line_for_each_kind_that_a_file_takes(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/tasks/server.md").read_text()
+    lines = yaml.safe_load(page.split("Each with what it needs:\n\n```yaml\n")[1].split("```")[0])
+    assert {line["kind"] for line in lines} == set(SECTIONS)
+    (tmp_path / "sentences.txt").write_text("come in\ncall us")
+    for line in lines:
+        selector = {"calls": 20, "max_calls": 30} if line["kind"] != "documents" else {"calls": 4}
+        read(file_of(tmp_path, {**VOTE, "release": line, "selector": selector}))
 
 
 def test_a_mean_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,6 +161,42 @@ def test_the_command_line_asks_one_of_them(tmp_path: Path, capsys: pytest.Captur
     assert "one of /tickets, /team/reviews" in capsys.readouterr().err
 
 
+def test_names_without_a_key_in_a_file_of_keys_are_told_by_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "keys.yaml").write_text(json.dumps(SERVER["keys"]))
+    content = changed(OWN, {"budget.quota": {"clinic": 3, "shop": 3}}, {"callers": "clinc"}, keys="keys.yaml")
+    assert main(["serve", "--config", str(file_of(tmp_path, content)), "--check"]) == 0
+    said = capsys.readouterr()
+    for name in ("clinic", "clinc"):
+        assert f"warning: no key named {name} in keys.yaml now" in said.out
+    assert "no key named shop" not in said.out
+    for number, path in enumerate(PATHS, 1):
+        assert f"opening {path}, {number} of 2" in said.err
+    content["server"] = {"log_format": "json"}
+    assert main(["serve", "--config", str(file_of(tmp_path, content)), "--check"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    steps = [
+        f"{step} {path}" for step in ("reading", "opening") for path in ("/tickets, 1 of 2", "/team/reviews, 2 of 2")
+    ]
+    assert [line["message"] for line in lines] == steps
+    assert all({"time", "level"} <= line.keys() for line in lines)
+
+
+def test_one_caller_may_stand_without_a_list(tmp_path: Path) -> None:
+    assert read(file_of(tmp_path, changed(OWN, {}, {"callers": "desk"}))).served[1].callers == ["desk"]
+    assert told(changed(OWN, {}, {"callers": "dsk"}), tmp_path).keys() == {"releases[1].callers"}
+
+
+def test_a_field_in_the_wrong_section_is_shown_its_own(tmp_path: Path) -> None:
+    found = told(changed(OWN, {"skip_bad": True, "budget.calls": 20}, {"store.details": True}), tmp_path)
+    assert {place: words.partition("; ")[2] for place, words in found.items()} == {
+        "releases[0].skip_bad": "there is store.skip_bad",
+        "releases[0].budget.calls": "there is selector.calls",
+        "releases[1].store.details": "there is release.details",
+    }
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
