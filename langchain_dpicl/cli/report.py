@@ -246,8 +246,8 @@ def parts_of(facts: dict[str, Any]) -> list[ReportPart]:
     if together:
         parts.append(ReportPart(2, "All budgets together", together))
     if facts["unknown"]:
-        words = "a chain of the deployer's own, whose budgets the file does not name. Report its ledger with --ledger."
-        parts.append(ReportPart(2, "Not in this report", [f"{path}: {words}" for path in facts["unknown"]]))
+        reason = "a chain of the deployer's own, whose budgets the file does not name. Report its ledger with --ledger."
+        parts.append(ReportPart(2, "Not in this report", [f"{path}: {reason}" for path in facts["unknown"]]))
     parts.append(ReportPart(2, "People who were forgotten", [facts["forgotten"]]))
     if facts["audits"]:
         words = ["An audit attacks the mechanism. A proved epsilon above the claim would mean that the claim is false."]

@@ -50,7 +50,7 @@ def operation_id(route: Any) -> str:
     return f"{words}{_mark(path)}_{endpoint}"
 
 
-def described(schema: Callable[[], type[BaseModel]], path: str, part: str) -> Any:
+def described(schema: Callable[..., Any], path: str, part: str) -> Any:
     """Return the type that a chain's ``schema`` describes, named for a path: ``Any`` if it has no JSON schema."""
     try:
         model = schema()
@@ -60,10 +60,11 @@ def described(schema: Callable[[], type[BaseModel]], path: str, part: str) -> An
     return _named(model, f"{name_of(path)}{part}", module_of(path))
 
 
-def json_schema(schema: Callable[[], type[BaseModel]], mode: JsonSchemaMode) -> dict[str, Any]:
+def json_schema(schema: Callable[..., Any], mode: JsonSchemaMode) -> dict[str, Any]:
     """Return a chain's JSON schema; an empty one if it has none."""
     try:
-        return schema().model_json_schema(mode=mode)
+        found: dict[str, Any] = schema().model_json_schema(mode=mode)
+        return found
     except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError):
         return {}
 

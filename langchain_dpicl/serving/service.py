@@ -77,8 +77,8 @@ def add_endpoints(
         return create_model(f"{name_of(path)}{part}", __base__=Untitled, __module__=module_of(path), **fields)
 
     may_end_early = all(release.comes_in_pieces for release in releases)
-    Input = described(runnable.get_input_schema, path, "Question")
-    Output = described(runnable.get_output_schema, path, "Answer")
+    Input: Any = described(runnable.get_input_schema, path, "Question")
+    Output: Any = described(runnable.get_output_schema, path, "Answer")
     One: Any = made("Request", input=(Input, ...))
     Many: Any = made("BatchRequest", inputs=(list[Input], Field(max_length=max_batch)))
     Answer = made("Response", output=(Output, ...), metadata=(RunMetadata, ...))
