@@ -686,11 +686,11 @@ def test_another_file_or_another_model_is_refused_when_the_server_starts(
     assert caught.value.parameter == "model"
     monkeypatch.setattr(local, "local_embeddings", lambda: FakeEmbeddings(size=8))
     code, out, err = run(capsys, "--config", str(path), "--check")
-    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert (code, out, len(err.splitlines())) == (1, "", 3), "two steps, and the error"
     assert "head.embeddings='FakeEmbeddings()' is not allowed: DeterministicFakeEmbedding()" in err
     monkeypatch.setattr(local, "local_embeddings", lambda: DeterministicFakeEmbedding(size=9))
     code, out, err = run(capsys, "--config", str(path), "--check")
-    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert (code, out, len(err.splitlines())) == (1, "", 3), "two steps, and the error"
     assert "9 dimensions" in err, "a model of the same name is asked once"
 
 
@@ -768,7 +768,7 @@ def test_check_prints_the_plan_and_does_not_listen(tmp_path: Path, capsys: Any, 
 
 
 def test_a_server_does_not_start_on_a_ledger_that_was_restored(tmp_path: Path, capsys: Any) -> None:
-    """In one line, before any worker. The witness is where the configuration says."""
+    """In one line after the steps, before any worker. The witness is where the configuration says."""
     path = str(file_of(tmp_path, merged(VOTE, {"budget.witness": "elsewhere/w"})))
     (tmp_path / "elsewhere").mkdir()
     assert run(capsys, "--config", path, "--check")[0] == 0
@@ -777,8 +777,8 @@ def test_a_server_does_not_start_on_a_ledger_that_was_restored(tmp_path: Path, c
     (tmp_path / "elsewhere" / "w").unlink()
     for more in ((), ("--check",)):
         code, out, err = run(capsys, "--config", path, *more)
-        assert (code, out, len(err.splitlines())) == (1, "", 1)
-        assert err.startswith("dpicl serve: the ledger ")
+        assert (code, out, len(err.splitlines())) == (1, "", 3), "two steps, and the error"
+        assert "dpicl serve: the ledger " in err
         assert "has no witness" in err
         assert "dpicl budget recover" in err
 
