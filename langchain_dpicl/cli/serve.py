@@ -9,11 +9,14 @@ import os
 import signal
 import tempfile
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli import add_run, given, show
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.extras import require
+
+if TYPE_CHECKING:
+    from langchain_dpicl.serving.config import Configuration
 
 
 def serve_options(parser: Any) -> None:
@@ -81,18 +84,24 @@ def serve(options: argparse.Namespace) -> int:
         return show(options, {"name": name, "key": key, "sha256": hash_of(key)}, text)
     require("fastapi", "serve")
     uvicorn = require("uvicorn", "serve")
-    from langchain_dpicl.cli.report import promised_together
     from langchain_dpicl.serving import logs
     from langchain_dpicl.serving.config import read
 
     replaced = given(options, "host", "port", "workers", "log_format")
     settings = read(options.config, **replaced)
-    is_json = settings.server.log_format == "json"
-    logs.tell_steps(is_json)
+    with logs.telling_steps(settings.server.log_format == "json"):
+        return _serve(options, settings, replaced, uvicorn)
+
+
+def _serve(options: argparse.Namespace, settings: Configuration, replaced: dict[str, Any], uvicorn: Any) -> int:
+    """Open everything, print the plan, freeze it, and listen."""
+    from langchain_dpicl.cli.report import promised_together
+    from langchain_dpicl.serving import logs
     from langchain_dpicl.serving.app import ENVIRONMENT, TimedProtocol, ask_heads, create_app, freeze, plans
     from langchain_dpicl.serving.metrics import FOLDER
     from langchain_dpicl.serving.routes import heads_in
 
+    is_json = settings.server.log_format == "json"
     if not options.check:  # the tracker of semaphores is another process, whose warning at its end no logger takes
         quiet = "ignore:resource_tracker:UserWarning"
         os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), quiet)))

@@ -15,6 +15,7 @@ import logging.config
 import re
 import traceback
 import uuid
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -66,12 +67,18 @@ class LogLines(logging.Formatter):
         return " ".join([head, *(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in rest)])
 
 
-def tell_steps(as_json: bool) -> None:
-    """Write the steps of the start to standard error, before the server listens."""
+@contextlib.contextmanager
+def telling_steps(as_json: bool) -> Iterator[None]:
+    """Write the steps of a start to standard error meanwhile, also before the server listens."""
     steps, handler = logging.getLogger(STEPS), logging.StreamHandler()
     handler.setFormatter(LogLines(as_json))
     steps.handlers, steps.propagate = [handler], False
     steps.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        steps.removeHandler(handler)
+        steps.propagate = True
 
 
 def stamp(message: str) -> dict[str, str]:
