@@ -335,12 +335,12 @@ class NoisyVote(Aggregator[T]):
         if noisy[-1] >= reached and noisy[-1] > rivals.max():
             return None
         released = {label: int(count) for label, count in zip(self.labels, noisy, strict=False)}
-        if self.scores:
+        if self.scores and self.mechanism != WINNER:  # whose price is that of the winner alone
             return released
         evidence = rivals if self.mechanism == WINNER else noisy[:-1] + self._logs / nats
         winners = np.flatnonzero(evidence == evidence.max())
         winner = int(winners[int(randomness.integers(len(winners), 1)[0])])
-        if not self.details:
+        if not self.details or self.mechanism == WINNER:
             return self.labels[winner]
         shares = np.exp((evidence - evidence.max()) * nats)
         return {"label": self.labels[winner], "confidence": float(shares[winner] / shares.sum()), "counts": released}

@@ -156,17 +156,18 @@ class TextRows:
         with contextlib.suppress(LocalModelError):
             reopen(self._model)
 
-    def of_public(self, texts: Sequence[str], progress: bool) -> list[TextRow]:
-        """The rows of public texts, before a charge.
-
-        Raises `ModelUnavailable` if a text has none, and `UnsafeConfigurationError` if a text's row depends on the
-        texts before it.
-        """
+    def answers(self, texts: Sequence[str], progress: bool = False) -> list[TextRow]:
+        """The rows of public texts, before a charge. Raises `ModelUnavailable` if a text has none."""
         found = run(self.rows(texts, progress))
         for number, row in enumerate(found):
             if not isinstance(row, list):
                 kind = f"{row.__module__}.{row.__qualname__}" if isinstance(row, type) else "it took too long"
                 raise ModelUnavailable(f"no {self._what} for public text {number} ({kind}); nothing was charged")
+        return found
+
+    def of_public(self, texts: Sequence[str], progress: bool) -> list[TextRow]:
+        """`answers`. Raises `UnsafeConfigurationError`, too, if a text's row depends on the texts before it."""
+        found = self.answers(texts, progress)
         again = min(_ASKED_AGAIN, len(texts))
         if run(self.rows(texts[:again][::-1], False)) != found[:again][::-1]:
             raise UnsafeConfigurationError(
@@ -175,6 +176,41 @@ class TextRows:
                 "as those of langchain_dpicl.local do; nothing was charged"
             )
         return found
+
+
+class Alive(TextRows):
+    """The rows of texts of a model that may draw coins of its own: the probes are asked after failures alone.
+
+    A text that fails twice, each time with both probes answered after it, has no row: the failure is its own. While the
+    probes fail, the model is waited for, and `ModelLost` ends the work, which can be resumed. So a text that ends the
+    model takes no other text's row.
+    """
+
+    def _between(self, ask: Callable[..., Flow[Any]], text: str, probes: Probes) -> Flow[Any]:
+        row: Any = BROKEN
+        failures = 0
+        for _ in range(_TRIES):
+            row = yield from ask(text)
+            if isinstance(row, list):
+                return row
+            if (yield from self._is_good(ask, probes)):
+                failures += 1
+                if failures == _FAILURES:
+                    return row
+            else:
+                yield from self.waited_for(ask, probes)
+        return row
+
+    def _is_good(
+        self,
+        ask: Callable[..., Flow[Any]],
+        probes: Sequence[tuple[str, TextRow]],
+        *patience: float,
+    ) -> Flow[bool]:
+        for text, _ in probes:
+            if not isinstance((yield from ask(text, *patience)), list):
+                return False
+        return True
 
 
 def probes_of(texts: Sequence[str], rows: Sequence[TextRow], tells: Callable[[TextRow], bool]) -> Probes:

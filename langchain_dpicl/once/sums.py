@@ -84,6 +84,8 @@ class SumRelease(Release):
     mechanism: ClassVar[str]
     names: ClassVar[tuple[str, str, str]]
     """For a `Job`: the format of ``FILE.part``, the work, and what it makes."""
+    needs_owners: ClassVar[bool] = True
+    """False: nothing is divided by the number of owners, which is then public only if somebody says it."""
     job: Job | None = None
     _dtype: type = np.int64
     """Of the released array."""
@@ -110,12 +112,13 @@ class SumRelease(Release):
             "options": {"step": 1.0 / LATTICE, **options},
         }
         if not budget.is_frozen:  # the store's number is for a line that has none
-            budget.declare(line_name, self.mechanism, 1.0, owners=owners or store.owner_count or None, **about)
+            usual = store.owner_count if self.needs_owners else 0
+            budget.declare(line_name, self.mechanism, 1.0, owners=owners or usual or None, **about)
         self.line = budget.line(self.mechanism, 1.0, name=line_name, **about)
         declared = self.line.plan_line.owners
         if declared is not None and owners not in (None, declared):
             raise PlanMismatch(f"the line {self.line.name!r} was frozen with owners {declared} (asked: {owners})")
-        if declared is None and owners is None:
+        if self.needs_owners and declared is None and owners is None:
             raise InvalidParameter("owners", None, "given if the budget's line keeps no number of owners")
         self.owners: int = declared or owners or 0
         self._resumes = bool(budget.replay) and not budget.tickets

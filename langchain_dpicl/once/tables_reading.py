@@ -1,7 +1,7 @@
 """The reading of texts for a table: which public values a text says, and under which public topics.
 
-**A text by itself.** What a text says is a function of this text and of public values: of topics, of values, of the
-embedding model and a threshold, or of a chain that is asked about this text alone. Similarities are products of whole
+**A text by itself.** What a text says is a function of this text and of public values: of topics, of values, of its
+vector and a threshold, or of a chain that is asked about this text alone. Similarities are products of whole
 numbers, so a text's nearest topic is the same whatever texts are read beside it.
 
 **An owner's pairs.** An owner gives the pairs of topic and value that its texts say, each once, and at most so many:
@@ -19,26 +19,24 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from langchain_core.embeddings import Embeddings
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.runnables import Runnable, RunnableConfig
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from langchain_dpicl.aggregators.reading import plain
 from langchain_dpicl.calls.flow import Flow
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.once.probing import Alive, Probes, TextRow
 from langchain_dpicl.privacy.noise import Randomness
-from langchain_dpicl.private import boundary
-from langchain_dpicl.private.copy import Pristine
-from langchain_dpicl.private.models import limit
-from langchain_dpicl.store.base import Numbers, embedder_of
-from langchain_dpicl.store.records import Vectors, as_matrix, attempt
+from langchain_dpicl.store.base import Numbers
+from langchain_dpicl.store.records import Vectors
 
 Said = Iterable[tuple[int, int]]
 """A text's pairs: a topic's place and a value's."""
 
 _MARKS = re.compile("[\u0300-\u036f]")
 _WORD = re.compile(r"\w+")
+_MOST = 1 << 12  # pairs of one text: more are a list of names, and take memory
 _UNIT = 1 << 20  # of a vector's numbers: products of vectors of norm 1 are whole numbers of about 2^40
 
 
@@ -121,7 +119,10 @@ class Domain:
         return {(topic, value) for topics, values in self._places.values() for topic in topics for value in values}
 
     def pairs(self, topics: Iterable[int], values: Iterable[int]) -> list[tuple[int, int]]:
-        """Each topic with each value, but none with a value of its own name."""
+        """Each topic with each value, but none with a value of its own name. Nothing if these are more than `_MOST`."""
+        topics, values = list(topics), list(values)
+        if len(topics) * len(values) > _MOST:
+            return []
         return [(topic, value) for topic in topics for value in values if (topic, value) not in self._same]
 
 
@@ -167,39 +168,23 @@ class ByName:
 
 
 class BySimilarity:
-    """The values, and the topics, whose embeddings' similarity to a text's own reaches a threshold.
+    """The values, and the topics, whose embeddings' similarity to a text's vector in the store reaches a threshold."""
 
-    ``alone`` embeds a text by itself; None: the store's vectors are of this model.
-    """
-
-    def __init__(
-        self, domain: Domain, topics: Vectors, values: Vectors, threshold: float, alone: Embeddings | None
-    ) -> None:
+    def __init__(self, domain: Domain, topics: Vectors, values: Vectors, threshold: float) -> None:
         self.domain = domain
         self._topics = whole_vectors(topics)
         self._values = whole_vectors(values)
         self._least = threshold * _UNIT * _UNIT
-        self._alone = alone
-        self.facts = ["similar", threshold, "" if alone is None else embedder_of(alone)]
+        self.facts = ["similar", threshold]
 
     def said(self, texts: Sequence[str], vectors: Callable[[Numbers], Vectors]) -> list[Said]:
         """The same."""
-        if self._alone is None:
-            rows = vectors(np.arange(len(texts)))
-        else:
-            rows = np.array([self._embedded(self._alone, text) for text in texts], np.float32)
-        topics, values = (whole_vectors(rows) @ each.T >= self._least for each in (self._topics, self._values))
+        rows = whole_vectors(vectors(np.arange(len(texts))))
+        topics, values = (rows @ each.T >= self._least for each in (self._topics, self._values))
         return [
             self.domain.pairs(np.flatnonzero(under).tolist(), np.flatnonzero(told).tolist())
             for under, told in zip(topics, values, strict=True)
         ]
-
-    def _embedded(self, embeddings: Embeddings, text: str) -> NDArray[np.float32]:
-        """A text's vector; zero if the model fails on it, which adds nothing."""
-        zero = np.zeros(self._topics.shape[1], np.float32)
-        rows, fault = attempt(embeddings.embed_documents, [text])
-        matrix, failed = attempt(lambda: as_matrix(rows, 1))
-        return zero if fault or failed or matrix[0].shape != zero.shape else matrix[0]
 
 
 def whole_vectors(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -210,33 +195,42 @@ def whole_vectors(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
 class ByChain:
     """The answers of a chain to single texts: a mapping, or a model, of "topic" and columns, or a list of those.
 
-    Each text is a private call of its own, on a copy of the chain. A call that fails, and what is no topic or no value
-    of the list, adds nothing.
+    Each text is a private call of its own, on a copy of the chain, one after the other. What is no topic or no value of
+    the lists adds nothing, nor does a text on which the chain fails while it answers public ones (`Alive`).
     """
 
-    def __init__(self, domain: Domain, chain: Runnable[Any, Any], at_once: int, timeout: float | None) -> None:
+    def __init__(self, domain: Domain, chain: Runnable[Any, Any]) -> None:
         self.domain = domain
         self.facts = "chain"
-        self._member = Pristine(boundary.seal(RunnableLambda(lambda values: values["text"]) | chain))
-        self._at_once = at_once
-        self._timeout = limit(self._member, "auto" if timeout is None else timeout, 1)
         self._topics = {folded(topic): place for place, topic in enumerate(domain.topics)}
         self._values = {(column, folded(value)): place for place, (column, value) in enumerate(domain.values)}
 
+        def row(text: str, config: RunnableConfig | None) -> TextRow:
+            return self.told(chain.invoke(text, config))
+
+        self._calls = Alive(row, "answers", "reading", chain)
+        shortest = min(domain.topics, key=len)
+        longest = max(domain.topics, key=len)
+        self._probes = Probes((shortest, []), (longest, []))
+
+    def check(self) -> None:
+        """Ask about public texts. Raises `ModelUnavailable` if the chain fails on one."""
+        self._calls.answers([text for text, _ in self._probes])
+
     def asked(self, texts: Sequence[str]) -> Flow[list[Said]]:
-        """Each text's pairs."""
-        requests = [({"text": text}, ()) for text in texts]
-        how: dict[str, Any] = {"max_concurrency": self._at_once, "timeout": self._timeout, "reader": self}
-        found = yield boundary.private_calls(self._member, requests, **how)
+        """Each text's pairs. Raises `ModelLost`."""
+        found = yield from self._calls.rows(texts, False, self._probes)
         return [each if isinstance(each, list) else [] for each in found]
 
-    def encode(self, output: object) -> list[tuple[int, int]]:
-        """The pairs of an answer, read within its call. Raises whatever it may, which then adds nothing."""
+    def told(self, output: object) -> list[tuple[int, int]]:
+        """The pairs of an answer, read within its call; none of what cannot be read."""
         many = output if isinstance(output, (list, tuple)) else [output]
         found = []
         for each in many:
             fields: Any = each.model_dump(mode="json") if isinstance(each, BaseModel) else each
-            topic = self._topics[folded(str(fields["topic"]))]
+            topic = self._topics.get(folded(str(fields.get("topic")))) if isinstance(fields, Mapping) else None
+            if topic is None:
+                continue
             for column in self.domain.columns:
                 value = fields.get(column)
                 for told in value if isinstance(value, (list, tuple)) else [value]:
@@ -244,10 +238,6 @@ class ByChain:
                     if place is not None:
                         found.append((topic, place))
         return found
-
-    async def aencode(self, output: object) -> list[tuple[int, int]]:
-        """The same."""
-        return self.encode(output)
 
 
 # -- owners ------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from langchain_dpicl.budget import Charge, PrivacyBudget
 from langchain_dpicl.calls.flow import Flow, run
-from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, PrivacyWarning, UnsafeConfigurationError
+from langchain_dpicl.errors import InvalidParameter, ModelLost, PrivacyWarning
 from langchain_dpicl.once.steps import LATTICE
 from langchain_dpicl.once.sums import SumRelease, owner_sum
 from langchain_dpicl.once.table import PrivateTable, simultaneous_bars
@@ -33,7 +33,6 @@ from langchain_dpicl.once.tables_reading import (
     given_pairs,
 )
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.private import boundary
 from langchain_dpicl.release.base import check_budget, warn_of_delta
 from langchain_dpicl.release.transaction import Charged, transact
 from langchain_dpicl.store import ExemplarStore
@@ -52,6 +51,8 @@ class TableRelease(SumRelease):
 
     mechanism = "sum"
     names = ("dpicl-table-part-1", "table", "table")
+    shown = (ModelLost,)
+    needs_owners = False
     _records = 0
     _silent = 0
 
@@ -154,8 +155,6 @@ def release_table(
     owners: int | None = None,
     output: str | Path | None = None,
     line: str | None = None,
-    at_once: int = 1,
-    timeout: float | None = None,
 ) -> PrivateTable:
     """Count once what all records say about public topics: a table that anyone may ask for ever.
 
@@ -174,30 +173,31 @@ def release_table(
         - "nearest" (default): a text says the values that it names, by whole words without case and accents, under the
           topics that it names; if it names none, under the topic that is nearest to it by the store's vectors.
         - "named": the same, and a text that names no topic says nothing.
-        - `Embeddings`: a text is under each topic, and says each value, whose similarity to it reaches ``threshold``.
-          If it is the store's model, the store's vectors are taken; else each text is embedded alone.
+        - the store's own ``embeddings``: a text is under each topic, and says each value, whose similarity to its
+          vector reaches ``threshold``.
         - a chain that takes a text, such as ``prompt | llm.with_structured_output(Model)``: a mapping or a model with
-          "topic" and the columns, or a list of these. Each text is a private call of its own; a call that fails, and
-          what is no topic or no value of the lists, adds nothing.
+          "topic" and the columns, or a list of these. Each text is a private call of its own, one after the other. What
+          is no topic or no value of the lists adds nothing, nor does a text on which the chain fails, while it answers
+          public ones after it. If it does not, it is waited for. The ledger knows no chain from another: go on with the
+          same one.
     threshold
         From -1 to 1, with `Embeddings` alone.
     at_most
         The most pairs of topic and value that an owner gives: those that most of its texts say. An owner of m pairs
         adds 1/sqrt(m) to each.
     owners
-        The number of owners, as a public number, for the warnings. Default: what the budget's line was declared or
-        frozen with, or else, when the plan is frozen, the store's.
+        The number of owners, as a public number, for the warnings: without it, or one that the budget's line was
+        declared with, nothing warns of too few.
     output
         A file for the table. Then an interrupted release goes on when it is called again with the same settings: it is
         charged once. This needs a budget that replays (``replay=True`` or ``"principal"``) and has no tickets.
     line
         The budget's line, if it has several.
-    at_once, timeout
-        Of a chain's calls: how many are made at a time, and the seconds of each. Default: one, and a model's usual.
 
-    Raises `InvalidParameter` (as for topics or values that are equal without case and accents),
-    `PlanMismatch`, `PrivacyBudgetExceeded`, `ModelUnavailable`, `StoreError`, which cost nothing, and after the charge
-    `ReleaseFailed`. Warns (`PrivacyWarning`) if the noise is too large for so many cells and owners.
+    Raises `InvalidParameter` (as for topics or values that are equal without case and accents), `PlanMismatch`,
+    `PrivacyBudgetExceeded`, `ModelUnavailable`, `StoreError`, which cost nothing, and after the charge `ReleaseFailed`,
+    or `ModelLost` if a chain's model does not come back. Warns (`PrivacyWarning`) if the noise is too large for so many
+    cells and owners.
     """
     if not isinstance(store, ExemplarStore):
         raise InvalidParameter("store", type(store).__name__, "an ExemplarStore")
@@ -209,12 +209,12 @@ def release_table(
     check_budget(budget)
     if budget.scope != "shared":
         raise InvalidParameter("budget", f"scope={budget.scope!r}", "a shared budget: every caller meets the table")
-    at_once = checks.whole("at_once", at_once)
-    reader = _reader(store, domain, read, threshold, at_once, timeout)
+    reader = _reader(store, domain, read, threshold)
     budget.watch(store)
     release = TableRelease(store, budget, domain, reader, at_most, owners, line)
-    warn_of_delta(budget, release.owners, stacklevel=3)
-    _warn_of_noise(domain, release.owners, release.line.parameter)
+    if release.owners:
+        warn_of_delta(budget, release.owners, stacklevel=3)
+        _warn_of_noise(domain, release.owners, release.line.parameter)
     release.job = job = None if output is None else release.hold(output)
     try:
         store.remember_release(f"a table, on the budget {budget.name!r}")
@@ -276,28 +276,23 @@ def _choices(annotation: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _reader(
-    store: ExemplarStore, domain: Domain, read: Any, threshold: float | None, at_once: int, timeout: float | None
-) -> TextReader:
+def _reader(store: ExemplarStore, domain: Domain, read: Any, threshold: float | None) -> TextReader:
     """The reader, tried on what is public. Raises `InvalidParameter`, and `ModelUnavailable` if its model fails."""
     if threshold is not None and not isinstance(read, Embeddings):
         raise InvalidParameter("threshold", threshold, "left out, but with read=Embeddings")
     if isinstance(read, str):
         if read not in ("nearest", "named"):
-            raise InvalidParameter("read", read, '"nearest", "named", Embeddings or a chain')
+            raise InvalidParameter("read", read, '"nearest", "named", the store\'s embeddings or a chain')
         near = embed(store.embeddings, domain.topics) if read == "nearest" else None
         return ByName(domain, near)
     if isinstance(read, Embeddings):
-        if hasattr(read, "document_embedding_store"):
-            raise UnsafeConfigurationError("embeddings with a cache would keep private texts: use the model itself")
+        if embedder_of(read) != store.embedder:
+            raise InvalidParameter("read", embedder_of(read), f"{store.embedder}, the model of the store's vectors")
         least = checks.real("threshold", threshold, at_least=-1.0, at_most=1.0)
-        alone = None if embedder_of(read) == store.embedder else read
         values = [value for _, value in domain.values]
-        return BySimilarity(domain, embed(read, domain.topics), embed(read, values), least, alone)
+        return BySimilarity(domain, embed(store.embeddings, domain.topics), embed(store.embeddings, values), least)
     if not isinstance(read, Runnable) and not callable(read):
-        raise InvalidParameter("read", type(read).__name__, '"nearest", "named", Embeddings or a chain')
-    reader = ByChain(domain, coerce_to_runnable(read), at_once, timeout)
-    failure = run(boundary.probe(reader._member, ({"text": domain.topics[0]}, ()), reader._timeout))
-    if failure is not None:
-        raise ModelUnavailable(f"the chain fails on a public text ({failure.__name__}); nothing was charged")
+        raise InvalidParameter("read", type(read).__name__, '"nearest", "named", the store\'s embeddings or a chain')
+    reader = ByChain(domain, coerce_to_runnable(read))
+    reader.check()
     return reader

@@ -141,93 +141,89 @@ class DPRetrievalMiddleware(_ForCaller):
 
 
 class DPToolMiddleware(_ForCaller):
-    """Middleware that answers calls of private tools with releases. The tools themselves never run.
+    """Middleware that brings releases in the place of private tools, which the agent never has.
 
-    ``create_agent(model, [search], middleware=[DPToolMiddleware({"search": release})])``: the model sees the tool as it
-    is and calls it; the answer is the release's, with its receipt as the message's artifact. A spent budget is a tool
-    message with the status "error", at no cost, and the agent goes on.
+    ``create_agent(model, middleware=[DPToolMiddleware({"search": release}, like=[search])])``: the model sees a tool
+    with the private one's name, description and arguments. Its answer is the release's, with its receipt as the
+    message's artifact. A spent budget is a tool message with the status "error", at no cost, and the agent goes on.
 
     Parameters
     ----------
     releases
-        By the name of a tool of the agent: a release, or a chain with one in it, which is asked with the call's only
-        argument; or a tool, such as ``as_tool(release, name, description, inputs={...})`` for calls with several
-        arguments, which gets the arguments in place of the private one.
+        By the private tool's name: a release, or a chain with one in it. It is asked with the call's only argument, or
+        with all of them by their names.
+    like
+        The private tools, which are looked at and not kept. Give them to the agent no more.
     principal_from
-        As for `DPRetrievalMiddleware`.
+        As for `DPRetrievalMiddleware`. The caller of all tools of the agent.
 
-    Raises `InvalidParameter` for other values, and `UnsafeConfigurationError`, before the model is called, if the agent
-    has no tool of such a name: the private tool would then run under its own.
+    Raises `InvalidParameter` for a name without a tool, a tool without a release, or one without arguments; and
+    `UnsafeConfigurationError`, before the model or a tool is called, if the agent has another tool of such a name.
     """
 
     def __init__(
         self,
-        releases: Mapping[str, Runnable[Any, Any] | BaseTool],
+        releases: Mapping[str, Runnable[Any, Any]],
+        like: Sequence[BaseTool],
         *,
         principal_from: OfContext | None = None,
     ) -> None:
         super().__init__(principal_from)
         if not isinstance(releases, Mapping) or not releases:
             raise InvalidParameter("releases", type(releases).__name__, "a mapping from tools' names to releases")
-        self.tools_instead: dict[str, BaseTool] = {
-            name: each if isinstance(each, BaseTool) else as_tool(each, name, "A release.")
-            for name, each in releases.items()
-        }
-        self._alone = {name for name, each in releases.items() if not isinstance(each, BaseTool)}
+        if not isinstance(like, Sequence) or not all(isinstance(tool, BaseTool) for tool in like):
+            raise InvalidParameter("like", type(like).__name__, "a list of LangChain tools")
+        names = [tool.name for tool in like]
+        if sorted(names) != sorted(releases):
+            raise InvalidParameter("like", sorted(names), f"one tool of each name: {', '.join(sorted(releases))}")
+        self._instead = {tool.name: _stand_in(tool, releases[tool.name]) for tool in like}
+        self.tools = list(self._instead.values())
 
-    def _checked(self, tools: Sequence[BaseTool | dict[str, Any]]) -> None:
-        """Raise `UnsafeConfigurationError` for a name that no tool has."""
-        names = {tool.name for tool in tools if isinstance(tool, BaseTool)}
-        if missing := sorted(self.tools_instead.keys() - names):
+    def _check(self, tool: object) -> None:
+        """Raise `UnsafeConfigurationError` for a tool of the agent's that has a stand-in's name."""
+        name = getattr(tool, "name", None)
+        if name in self._instead and tool is not self._instead[name]:
             raise UnsafeConfigurationError(
-                f"the agent has no tool {missing[0]!r}, whose calls are to be answered by a release: it has "
-                f"{', '.join(sorted(names)) or 'none'}"
+                f"the agent has a tool {name!r} of its own, whose calls are to be answered by a release: give it to "
+                "DPToolMiddleware(..., like=[...]) alone"
             )
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
-        """Call the model, if every private tool is known by its name."""
-        self._checked(request.tools)
+        """Call the model, if no private tool is at hand."""
+        for tool in request.tools:
+            self._check(tool)
         return handler(request)
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
         """The same, asynchronously."""
-        self._checked(request.tools)
+        for tool in request.tools:
+            self._check(tool)
         return await handler(request)
-
-    def _asked(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """The call as the release's own tool takes it."""
-        name = call["name"]
-        given = call["args"]
-        if name in self._alone:
-            if len(given) != 1:
-                bound = f"one argument: give {name!r} an as_tool(..., inputs=...) for several"
-                raise InvalidParameter("releases", f"a call with {len(given)} arguments", bound)
-            (text,) = given.values()
-            given = {"query": text}
-        return {**call, "args": given, "type": "tool_call"}
 
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
     ) -> ToolMessage | Command[Any]:
-        """The release for a call of a private tool, and the tool itself for another."""
-        instead = self.tools_instead.get(request.tool_call["name"])
-        if instead is None:
-            return handler(request)
+        """A tool's call, for the run's caller."""
+        self._check(request.tool)
         with self._acting(request.runtime):
-            answer: ToolMessage = instead.invoke(self._asked(request.tool_call))
-            return answer
+            return handler(request)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
     ) -> ToolMessage | Command[Any]:
         """The same, asynchronously."""
-        instead = self.tools_instead.get(request.tool_call["name"])
-        if instead is None:
-            return await handler(request)
+        self._check(request.tool)
         with self._acting(request.runtime):
-            answer: ToolMessage = await instead.ainvoke(self._asked(request.tool_call))
-            return answer
+            return await handler(request)
+
+
+def _stand_in(tool: BaseTool, release: Runnable[Any, Any]) -> BaseTool:
+    """A tool that looks like a private one, and is a release."""
+    arguments = {name: str(about.get("description") or name) for name, about in tool.args.items()}
+    if not arguments:
+        raise InvalidParameter("like", tool.name, "a tool with arguments, which the release is asked with")
+    return as_tool(release, tool.name, tool.description, inputs=None if len(arguments) == 1 else arguments)

@@ -120,7 +120,9 @@ class Rules:
         if given is None:
             bound = f"a filter, or {EVERYTHING!r} for who may see all; nothing was charged"
             raise InvalidParameter("visible_to", "None for this caller", bound)
-        return None if given == EVERYTHING else self._read("visible_to", given, by_function=True)
+        if isinstance(given, str) and given == EVERYTHING:
+            return None
+        return self._read("visible_to", given, by_function=True)
 
     def _read(self, name: str, given: object, *, by_function: bool) -> MetadataFilter:
         made = MetadataFilter.parse(given, name, by_function=by_function)

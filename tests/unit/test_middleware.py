@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from channels import Recorder
+from ears import Ears
 from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeMessagesListChatModel
@@ -16,6 +18,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.tools import tool
 from langchain_core.vectorstores import InMemoryVectorStore
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
 from pydantic import Field
 
 from langchain_dpicl import (
@@ -24,7 +27,6 @@ from langchain_dpicl import (
     DPToolMiddleware,
     InvalidParameter,
     UnsafeConfigurationError,
-    as_tool,
 )
 
 
@@ -75,6 +77,7 @@ async def asked(agent: Any, way: str, text: str = "Is it good?", config: Any = N
     return state
 
 
+THREAD: Any = {"configurable": {"thread_id": "1"}}
 WAYS = pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 
 
@@ -137,7 +140,9 @@ def test_released_documents_of_any_kind_are_shown(sealed_of: Any) -> None:
 async def test_a_private_tool_is_answered_by_its_release_and_another_runs(way: str, sealed_of: Any) -> None:
     release = sealed_of(positive)
     script = [calls(("search", {"query": "Is it good?"}), ("double", {"number": 4})), AIMessage("Yes.")]
-    agent = create_agent(Script(responses=script), [search, double], middleware=[DPToolMiddleware({"search": release})])
+    agent = create_agent(
+        Script(responses=script), [double], middleware=[DPToolMiddleware({"search": release}, like=[search])]
+    )
     state = await asked(agent, way)
     found, doubled = state["messages"][2:4]
     assert (found.content, found.status, found.name, found.artifact["number"]) == ("Positive", "success", "search", 1)
@@ -148,7 +153,9 @@ async def test_a_private_tool_is_answered_by_its_release_and_another_runs(way: s
 async def test_a_spent_budget_is_an_error_message_and_the_agent_goes_on(way: str, sealed_of: Any) -> None:
     release = sealed_of(positive, releases=1)
     script = [calls(("search", {"query": "one"})), calls(("search", {"query": "two"})), AIMessage("Only one.")]
-    agent = create_agent(Script(responses=script), [search], middleware=[DPToolMiddleware({"search": release})])
+    agent = create_agent(
+        Script(responses=script), [], middleware=[DPToolMiddleware({"search": release}, like=[search])]
+    )
     state = await asked(agent, way)
     assert [message.status for message in state["messages"] if message.type == "tool"] == ["success", "error"]
     assert state["messages"][-1].text == "Only one."
@@ -156,29 +163,62 @@ async def test_a_spent_budget_is_an_error_message_and_the_agent_goes_on(way: str
 
 
 @WAYS
-async def test_a_name_that_no_tool_has_is_refused_before_the_model_is_asked(way: str, sealed_of: Any) -> None:
+@pytest.mark.parametrize("first", ["model", "tools"])
+async def test_a_private_tool_that_the_agent_has_too_is_refused_before_it_runs(
+    first: str, way: str, sealed_of: Any
+) -> None:
+    """Also if a client goes straight to the tools."""
     model = Script(responses=[calls(("search", {"query": "one"}))])
-    agent = create_agent(model, [search], middleware=[DPToolMiddleware({"serach": sealed_of(positive)})])
-    with pytest.raises(UnsafeConfigurationError, match=r"no tool 'serach'.*it has search"):
-        await asked(agent, way)
+    middleware = DPToolMiddleware({"search": sealed_of(positive)}, like=[search])
+    agent = create_agent(model, [search], middleware=[middleware], checkpointer=InMemorySaver())
+    given: Any = {"messages": [("human", "one")]}
+    if first == "tools":
+        given["messages"].append(calls(("search", {"query": "one"})))
+        agent.update_state(THREAD, given, as_node="model")
+        given = None
+    with pytest.raises(UnsafeConfigurationError, match=r"a tool 'search' of its own"):
+        await agent.ainvoke(given, THREAD) if way == "ainvoke" else agent.invoke(given, THREAD)
     assert model.seen == []
 
 
-async def test_several_arguments_are_a_tools_own(sealed_of: Any) -> None:
+@WAYS
+async def test_a_reviewer_may_change_a_call_and_pays_for_what_is_asked_then(way: str, sealed_of: Any) -> None:
+    release = sealed_of(positive, replay=True)
+    reviewed = HumanInTheLoopMiddleware(interrupt_on={"double": True, "search": True})
+    for middleware in (
+        [DPToolMiddleware({"search": release}, like=[search]), reviewed],
+        [reviewed, DPToolMiddleware({"search": release}, like=[search])],
+    ):
+        script = [calls(("double", {"number": 4})), AIMessage("Yes.")]
+        saver = InMemorySaver()
+        agent = create_agent(Script(responses=script), [double], middleware=middleware, checkpointer=saver)
+        await asked(agent, way, config=THREAD)
+        edited = {"type": "edit", "edited_action": {"name": "search", "args": {"query": "Is it good?"}}}
+        resume: Any = Command(resume={"decisions": [edited]})
+        state = await agent.ainvoke(resume, THREAD) if way == "ainvoke" else agent.invoke(resume, THREAD)
+        (told,) = [message for message in state["messages"] if message.type == "tool"]
+        assert told.content.endswith("Positive")
+    assert release.budget.spent() == 1
+
+
+async def test_several_arguments_are_asked_by_their_names(sealed_of: Any) -> None:
     @tool("search")
     def search_two(input: str, city: str) -> str:
         """Search the private notes of a city."""
         raise AssertionError("the private tool ran")
 
-    release = sealed_of(positive)
+    asked_with: list[Any] = Ears()
+
+    def noting(values: Any) -> str:
+        asked_with.append({key: values[key] for key in ("input", "city")})
+        return "Positive"
+
+    release = sealed_of(noting, share=[asked_with])
     script = [calls(("search", {"input": "Is it good?", "city": "Bath"})), AIMessage("Yes.")]
-    alone = create_agent(Script(responses=script), [search_two], middleware=[DPToolMiddleware({"search": release})])
-    with pytest.raises(InvalidParameter, match="'search' an as_tool"):
-        await asked(alone, "invoke")
-    own = as_tool(release, "search", "Searches.", inputs={"input": "a question", "city": "where"})
-    agent = create_agent(Script(responses=script), [search_two], middleware=[DPToolMiddleware({"search": own})])
-    state = await asked(agent, "invoke")
+    middleware = DPToolMiddleware({"search": release}, like=[search_two])
+    state = await asked(create_agent(Script(responses=script), [], middleware=[middleware]), "invoke")
     assert state["messages"][2].content == "Positive"
+    assert {"input": "Is it good?", "city": "Bath"} in list(asked_with)
 
 
 @WAYS
@@ -187,10 +227,12 @@ async def test_the_caller_in_the_runs_context_pays(kind: str, way: str, sealed_o
     release = sealed_of(positive, scope="per_principal")
     by: Any = {"principal_from": lambda context: context.user}
     middleware = (
-        DPRetrievalMiddleware(release, **by) if kind == "retrieval" else DPToolMiddleware({"search": release}, **by)
+        DPRetrievalMiddleware(release, **by)
+        if kind == "retrieval"
+        else DPToolMiddleware({"search": release}, like=[search], **by)
     )
     script = [AIMessage("Yes.")] if kind == "retrieval" else [calls(("search", {"query": "one"})), AIMessage("Yes.")]
-    agent = create_agent(Script(responses=script), [search], middleware=[middleware], context_schema=Context)
+    agent = create_agent(Script(responses=script), [], middleware=[middleware], context_schema=Context)
     for user in ("ann", "bob", "ann"):
         await asked(agent, way, f"for {user}", context=Context(user))
     assert [release.budget.spent(principal=user) for user in ("ann", "bob", "eve")] == [2, 1, 0]
@@ -209,8 +251,8 @@ async def test_no_stream_checkpoint_or_trace_holds_a_private_text(way: str, seal
     script = [calls(("search", {"query": "one"})), AIMessage("Yes.")]
     agent = create_agent(
         Script(responses=script),
-        [search],
-        middleware=[DPRetrievalMiddleware(release), DPToolMiddleware({"search": release})],
+        [],
+        middleware=[DPRetrievalMiddleware(release), DPToolMiddleware({"search": release}, like=[search])],
         checkpointer=saver,
     )
     modes: Any = ["values", "updates", "messages", "custom", "debug", "tasks", "checkpoints"]
@@ -235,8 +277,11 @@ async def test_no_stream_checkpoint_or_trace_holds_a_private_text(way: str, seal
         (lambda _: DPRetrievalMiddleware("notes"), "source"),  # type: ignore[arg-type]
         (lambda r: DPRetrievalMiddleware(r, preamble=3), "preamble"),
         (lambda r: DPRetrievalMiddleware(r, principal_from="ann"), "principal_from"),
-        (lambda _: DPToolMiddleware({}), "releases"),
-        (lambda _: DPToolMiddleware({"search": positive}), "release"),  # type: ignore[dict-item]
+        (lambda _: DPToolMiddleware({}, like=[]), "releases"),
+        (lambda r: DPToolMiddleware({"serach": r}, like=[search]), "like"),
+        (lambda r: DPToolMiddleware({"search": r}, like=[search, double]), "like"),
+        (lambda r: DPToolMiddleware({"search": r}, like="search"), "like"),
+        (lambda _: DPToolMiddleware({"search": positive}, like=[search]), "release"),  # type: ignore[dict-item]
     ],
 )
 def test_what_cannot_work_is_refused(make: Any, parameter: str, sealed_of: Any) -> None:

@@ -15,9 +15,11 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+from langchain_core.language_models import FakeListLLM
+from langchain_core.output_parsers import JsonOutputParser
 from langchain_core.runnables import RunnableLambda
 from numpy.typing import NDArray
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from scipy.integrate import quad
 from scipy.special import ndtr
 from scipy.stats import norm
@@ -25,6 +27,7 @@ from scipy.stats import norm
 from langchain_dpicl import ExemplarStore, PrivacyBudget, PrivateTable, release_table
 from langchain_dpicl.errors import (
     InvalidParameter,
+    ModelLost,
     ModelUnavailable,
     PlanMismatch,
     PrivacyBudgetExceeded,
@@ -184,8 +187,7 @@ def test_bad_input_costs_nothing(budgets: Any, tmp_path: Path) -> None:
     assert not budget.is_frozen
     empty = ordinary(1)
     empty.forget("o0")
-    with pytest.raises(InvalidParameter, match="owners"):
-        release_table(empty, TOPICS, COLUMNS, budgets())
+    release_table(empty, TOPICS, COLUMNS, budgets())  # a refusal would tell that nobody is there
 
 
 def test_a_table_of_too_many_cells_is_warned_of_from_public_numbers(budgets: Any) -> None:
@@ -251,19 +253,30 @@ class TwoWords(Embeddings):
 
 
 def test_an_embedding_model_reads_by_a_threshold_each_text_alone(silence: Noise, budgets: Any) -> None:
-    rows = [("a", "red red"), ("b", "round red"), ("c", "round"), ("d", "fail red")]
+    rows = [("a", "red red"), ("b", "round red"), ("c", "round")]
     model = TwoWords()
-    store = store_of(rows)
+    store = store_of(rows, embeddings=model)
+    model.asked.clear()
     table = release_table(store, ["red"], ["round", "red thing"], budgets(), read=model, threshold=0.7)
-    assert [len(texts) for texts in model.asked] == [1, 2, 1, 1, 1, 1]
     assert np.round(table.counts, 3).tolist() == [[0.707, 1.707]]  # b says both, a the second, c is under no topic
-    assert table.reading == {"records": 4, "silent": 2}
-    own = TwoWords()
-    same = store_of(rows[:3], embeddings=own)
-    own.asked.clear()
-    again = release_table(same, ["red"], ["round", "red thing"], budgets(), read=own, threshold=0.7)
-    assert (again.counts == table.counts).all()
-    assert [len(texts) for texts in own.asked] == [1, 2]  # topics and values alone: the store has the vectors
+    assert table.reading == {"records": 3, "silent": 1}
+    assert [len(texts) for texts in model.asked] == [1, 2]  # topics and values alone: the store has the vectors
+    with pytest.raises(InvalidParameter, match="the model of the store's vectors"):  # it would see private texts
+        release_table(store, ["red"], ["round"], budgets(), read=TwoWords("another"), threshold=0.7)
+
+
+class Breaking(FakeListLLM):
+    """Names one visit, until it meets a poison: then it fails for ever, or on that text alone."""
+
+    responses: list[str] = Field(default=['{"topic": "Old Mill", "kind": "pub"}'])
+    breaks: bool = True
+    broken: list[str] = Field(default_factory=list)
+
+    def _call(self, prompt: str, *rest: Any, **more: Any) -> str:
+        if prompt == "poison" or (self.broken and self.breaks):
+            self.broken.append(prompt)
+            raise ConnectionError(prompt)
+        return self.responses[0]
 
 
 class Near(Enum):
@@ -290,11 +303,11 @@ def test_a_chain_reads_each_text_by_a_call_of_its_own_and_what_is_no_value_adds_
             "two": [{"topic": "Old Mill", "kind": ["pub", "zoo"]}, {"topic": "Old Mill", "near": "the moon"}],
             "three": {"topic": "nowhere", "kind": "pub"},
             "four": "no mapping",
-            "The Vaults": {},
+            **dict.fromkeys(TOPICS),
         }[text]
 
     rows = [("a", "one"), ("b", "two"), ("c", "three"), ("d", "four"), ("e", "five fails"), ("f", "one"), ("f", "two")]
-    table = release_table(store_of(rows), TOPICS, Visit, budgets(), read=RunnableLambda(answer), at_once=3, owners=1000)
+    table = release_table(store_of(rows), TOPICS, Visit, budgets(), read=RunnableLambda(answer), owners=1000)
     assert dict(table.columns) == {
         "near": ("Harbour", "Castle"), "kind": ("pub", "coffee shop"), "open": ("True", "False")
     }  # fmt: skip
@@ -308,6 +321,38 @@ def test_a_chain_reads_each_text_by_a_call_of_its_own_and_what_is_no_value_adds_
         release_table(store_of(rows), TOPICS, Visit, budgets(), read=lambda text: 1 / 0, owners=1000)
     with pytest.raises(InvalidParameter, match="values"):
         release_table(store_of(rows), TOPICS, BaseModel, budgets(), read=answer)
+
+
+def test_a_text_that_ends_the_model_takes_no_other_text_with_it(
+    silence: Noise, budgets: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The release waits for the model, and then ends without a table, instead of one without the other owners."""
+    monkeypatch.setattr("langchain_dpicl.once.probing.PATIENCE", 0.0)
+    model = Breaking()
+    rows = [("a", "one"), ("b", "poison"), ("c", "two")]
+    with pytest.raises(ModelLost):
+        release_table(store_of(rows), TOPICS, Visit, budgets(), read=model | JsonOutputParser(), owners=1000)
+    model.breaks = False
+    table = release_table(store_of(rows), TOPICS, Visit, budgets(), read=model | JsonOutputParser(), owners=1000)
+    assert table.counts.sum() == pytest.approx(2.0), "the text's own failure is its own"
+
+
+def test_without_a_number_of_owners_none_is_made_public(silence: Noise, budgets: Any) -> None:
+    plans = set()
+    for owners in (31, 32):
+        store = store_of([(f"o{i}", "pub Old Mill") for i in range(owners)])
+        table = release_table(store, TOPICS, COLUMNS, budgets(), read="named")
+        plans.add(table.receipt["plan"])
+    assert len(plans) == 1
+
+
+def test_a_text_of_thousands_of_pairs_says_nothing(silence: Noise, budgets: Any) -> None:
+    names = [f"name{i}" for i in range(70)]
+    values = [f"value{i}" for i in range(70)]
+    rows = [("a", " ".join(names + values)), ("b", "name3 value5")]
+    table = release_table(store_of(rows), names, values, budgets(), read="named")
+    assert table.reading == {"records": 2, "silent": 1}
+    assert table.counts[3, 5] == pytest.approx(1.0)
 
 
 # -- its noise ---------------------------------------------------------------------------------------------------------
