@@ -169,8 +169,8 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         Nothing is paid for it: the choice follows from the released head and the question. ``below`` must be public,
         such as a number that suits public texts. `save` keeps both.
         """
-        if not isinstance(label, str) or not label.strip():
-            raise InvalidParameter("label", label, "a text that is not empty")
+        if not isinstance(label, str) or not label.strip() or label in self.labels:
+            raise InvalidParameter("label", label, "a text that is not empty, and none of the labels")
         made = copy.copy(self)
         made._none = checks.real("below", below, above=0.0, at_most=1.0), label
         return made
@@ -486,7 +486,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             input_key = str(about.pop("input_key"))
             scored = about.pop("scores", None)
             seen = about.pop("views", None)
-            none = about.pop("none", None)
+            below, label = about.pop("none", None) or (None, "")
             features: FeatureMap = cast("Any", FeatureMap)(**about, **arrays)
             size = features.size
             if scored is not None:
@@ -520,7 +520,7 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 views=JoinedViews.read(seen or JoinedViews.of_whole(features.dimension).facts, given),
                 scores=scores,
             )
-            return head if none is None else head.with_none(*none)
+            return head if below is None else head.with_none(below, label)
         raise InvalidParameter("path", str(path), reason)
 
     @staticmethod
