@@ -107,7 +107,7 @@ class _Arrays:
         self.count = end
 
     def _grown(self, array: NDArray[Any], room: int) -> NDArray[Any]:
-        grown = np.empty((room, *array.shape[1:]), array.dtype)
+        grown = np.zeros((room, *array.shape[1:]), array.dtype)  # freed memory may hold texts
         grown[: self.count] = array[: self.count]
         return grown
 

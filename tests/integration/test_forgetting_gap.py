@@ -36,8 +36,8 @@ budget.watch(store)
 name = {"before": "_leave", "after": "refresh"}[moment]
 method = getattr(store, name)
 
-def stop(*given):
-    answer = method(*given)
+def stop(*given, **named):
+    answer = method(*given, **named)
     print("stopped", flush=True)
     sys.stdin.readline()
     return answer

@@ -80,7 +80,7 @@ def test_kill_9_at_any_step_keeps_the_charge_and_the_limit(step: str, spent: int
     assert again.stdout == "Positive\n", again.stderr
     spent += step != "answered"  # what was answered before the kill is replayed: its receipt and answer were kept
     assert budget.spent() == spent
-    line = budget.line("vote", 1.0)
+    line = budget.line("vote-winner", 1.0)
     for _ in range(RELEASES - spent):
         line.charge()
     with pytest.raises(PrivacyBudgetExceeded):

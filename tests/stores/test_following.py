@@ -332,7 +332,8 @@ def test_processes_share_the_tickets_of_their_owners_until_they_are_forgotten(
     def seal(store: ExemplarStore) -> Any:
         selector = PoissonExampleSelector(store, 3, rate=1.0, max_exemplars=9, threshold=0.5)
         budget = budget_of(releases=2, ledger=ledger_url, tickets=True)
-        return PrivateEnsemble(selector, member, count_empty=True) | DPAggregate(NoisyVote(["x", "y"]), budget)
+        vote = NoisyVote(["x", "y"], mechanism="vote")
+        return PrivateEnsemble(selector, member, count_empty=True) | DPAggregate(vote, budget)
 
     def ask(chain: Any) -> list[str]:
         shown.clear()

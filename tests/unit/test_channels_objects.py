@@ -210,3 +210,12 @@ def test_a_release_writes_no_cache(
         == "Positive"
     )
     assert not (tmp_path / "cache").exists()
+
+
+def test_room_for_later_vectors_holds_no_freed_memory(store: Any) -> None:
+    """A pickle of it, or a dump, would show what was there before."""
+    store.load_vectors()
+    arrays = store._memory.matrix._arrays
+    for array in (arrays.ids, arrays.owners, arrays.vectors):
+        assert len(array) > arrays.count
+        assert not array[arrays.count :].any()

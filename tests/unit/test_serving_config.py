@@ -99,7 +99,7 @@ def test_a_store_beside_the_data_follows_it_and_says_so_if_it_is_asked(
     with (tmp_path / "tickets.jsonl").open("a") as file:
         file.write('\n{"text": "new", "label": "a", "who": "p60"}\n{"text": "CANARY", "label": "c", "who": "p61"}')
     create_app(settings)
-    assert not caplog.records
+    assert {record.name for record in caplog.records} <= {"langchain_dpicl.serving.steps"}
     create_app(settings.model_copy(update={"server": settings.server.model_copy(update={"log_private_notes": True})}))
     told = [record.getMessage() for record in caplog.records]
     assert any("1 of 62 records" in text for text in told)
@@ -501,11 +501,11 @@ def test_questions_have_no_end_and_each_answer_says_nothing_of_tickets(tmp_path:
     for number, state in enumerate(states):
         public = {**state, "epsilon_spent": 0, "share_spent": 0}
         first = {**states[0], "epsilon_spent": 0, "share_spent": 0}
-        line = {**first["lines"]["vote"], "spent": number}
-        assert public == {**first, "lines": {"vote": line}}
+        line = {**first["lines"]["vote-winner"], "spent": number}
+        assert public == {**first, "lines": {"vote-winner": line}}
     assert [state["epsilon_spent"] for state in states[2:]] == [300.0] * 3
     budget = PrivacyBudget.open("near", f"sqlite:///{tmp_path / 'budget.db'}")
-    assert budget.private_ticket_report()["vote"][""]["burnt"] == {"2": 60}
+    assert budget.private_ticket_report()["vote-winner"][""]["burnt"] == {"2": 60}
     budget.close()
 
 
@@ -549,7 +549,7 @@ def test_the_plan_of_a_ticket_budget_is_shown_without_an_end(scope: str, tmp_pat
     code, out, _ = run(capsys, "--config", str(path), "--check")
     assert code == 0
     said = "no last answer, 5 so far" if scope == "shared" else "no last answer for each caller"
-    assert f"vote: {said}; each owner takes part in at most 2; rate 1" in out
+    assert f"vote-winner: {said}; each owner takes part in at most 2; rate 1" in out
     assert " left" not in out
 
 

@@ -170,7 +170,8 @@ async def test_a_release_that_is_cancelled_keeps_its_tickets_burnt(seal: Any, me
         await asyncio.sleep(60)
         return "yes"
 
-    release = PrivateEnsemble(release.selector, slow) | DPAggregate(NoisyVote(["yes", "no"]), release.budget)
+    vote = NoisyVote(["yes", "no"], mechanism="vote")
+    release = PrivateEnsemble(release.selector, slow) | DPAggregate(vote, release.budget)
     task = asyncio.create_task(release.ainvoke(at(0)))
     async with asyncio.timeout(30):
         while not running:
