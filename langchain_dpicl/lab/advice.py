@@ -265,7 +265,7 @@ def proposed(task: Workload) -> float:
 
 
 def remedies(task: Workload) -> list[tuple[str, str, float]]:
-    """What would make a method of `NEAR` worth it at an epsilon of `MOST`, the least change first in each way.
+    """The changes that make a method of `NEAR` worth it at an epsilon of `MOST`, the least change first in each way.
 
     Of each change: in words, the method, and what noise then leaves of it. Public texts stand first, whatever they buy.
     """

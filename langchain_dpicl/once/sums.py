@@ -217,7 +217,7 @@ class SumRelease(Release):
         return self._result(release)
 
     def replay(self, request: Request, known: Replayed) -> Flow[NDArray[Any]]:
-        """What this job has released before it was killed."""
+        """The array that this job released before it was killed."""
         yield from ()
         found: NDArray[Any] = np.frombuffer(base64.b64decode(json.loads(known.answer)), self._dtype)
         return found.reshape(self._shape).copy()
