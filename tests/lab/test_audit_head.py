@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -149,8 +150,12 @@ def divided_by_the_live_number(patch: Patch) -> None:
 
 def less_noise(divisor: float) -> Callable[[Patch], None]:
     def apply(patch: Patch) -> None:
-        real = Fit._step
-        patch.setattr(Fit, "_step", lambda *arguments: real(*arguments[:-1], arguments[-1] / divisor))
+        real = Fit._noisy
+
+        def quieter(self: Fit, line: Any, *rest: Any) -> str:
+            return real(self, SimpleNamespace(parameter=line.parameter / divisor, keep_step=line.keep_step), *rest)
+
+        patch.setattr(Fit, "_noisy", quieter)
 
     return apply
 
