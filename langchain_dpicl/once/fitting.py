@@ -39,7 +39,6 @@ _LABELS_PER_NOISE, _MOST_NOISE = 12, 0.9
 _STEP, _STEP_LABELS = 1.5, 10
 _MOMENTA = (0.0, 0.7, 0.9)
 _SURER = 1.1
-_READ = 10_000  # records at a time
 
 
 @dataclass(frozen=True)
@@ -261,9 +260,7 @@ class Fit(SumRelease):
         texts: list[str] = []
         unknown = 0
         with self.store.reading() as view:
-            rows, position = view.rows_of(view.numbers if paid is None else paid)
-            for first in range(0, len(rows), _READ):
-                some = rows[first : first + _READ]
+            for some, whose in self._pages(view, paid):
                 read = view.read(some)
                 found = np.array([places.get(normal(str(row.get(key, ""))), -1) for row in read])
                 known = found >= 0
@@ -272,7 +269,7 @@ class Fit(SumRelease):
                     vectors = self._features.features(vectors).astype(np.float32)
                 features.append(vectors)
                 labels.append(found[known])
-                owners.append(position[first : first + _READ][known])
+                owners.append(whose[known])
                 unknown += int((~known).sum())
                 if self._scores is not None or not self._views.is_whole:
                     texts += [str(read[i][self.store.input_key]) for i in np.flatnonzero(known)]

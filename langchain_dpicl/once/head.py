@@ -20,8 +20,8 @@ from typing_extensions import TypedDict
 
 from langchain_dpicl.aggregators.votes import check_labels
 from langchain_dpicl.budget import PrivacyBudget, Receipt
-from langchain_dpicl.calls.flow import awaitable, immediate, run
-from langchain_dpicl.durable import replacing, sync_folder
+from langchain_dpicl.calls.flow import awaitable, immediate
+from langchain_dpicl.durable import replacing, sync_folder, writing
 from langchain_dpicl.errors import (
     DPICLError,
     InvalidParameter,
@@ -36,7 +36,6 @@ from langchain_dpicl.once.views import JoinedViews, View, checked_views, whole
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.release.base import AnyRelease, check_budget, warn_of_delta
 from langchain_dpicl.release.threshold import public_texts
-from langchain_dpicl.release.transaction import transact
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import embedder_of
 from langchain_dpicl.store.records import Vectors, aattempt, as_matrix
@@ -402,11 +401,9 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 PrivacyWarning,
                 stacklevel=2,
             )
-        fit.job = job = None if output is None else fit.hold(output)
-        try:
-            store.remember_release(f"a head, on the budget {budget.name!r}")
-            weights, receipt = run(transact(fit, None))
-            head = cls(
+
+        def head_of(weights: Floats, receipt: Receipt) -> PrivateHead:
+            return cls(
                 weights,
                 names,
                 features,
@@ -417,12 +414,8 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 views=seen,
                 scores=calibrated,
             )
-            if job is not None:
-                head.save(job.output)
-                job.is_over = True
-        finally:
-            if job is not None:
-                job.close()
+
+        head = fit.made(output, head_of)
         head.fit_report = fit.report
         return head
 
@@ -448,14 +441,10 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
         if self._none is not None:
             about["none"] = self._none
         arrays = {"weights": self.weights, **self.features.arrays}
-        try:
+        with writing("path", path):
             with replacing(Path(path), mode=0o644) as file:
                 cast("Any", np.savez)(file, about=np.array(json.dumps(about)), **arrays)
             sync_folder(Path(path))
-            return
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-        raise InvalidParameter("path", str(path), f"a file that can be written ({reason})")
 
     @classmethod
     def load(

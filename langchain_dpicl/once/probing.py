@@ -67,6 +67,9 @@ class TextRows:
     ``bar``: the name of the progress. ``model``: the one behind ``row``.
     """
 
+    _always = 1
+    """The probes that are asked after a text that did not fail."""
+
     def __init__(
         self, row: Callable[[str, RunnableConfig | None], TextRow], what: str, bar: str, model: object
     ) -> None:
@@ -97,7 +100,7 @@ class TextRows:
         for _ in range(_TRIES):
             row = yield from ask(text)
             has_failed = not isinstance(row, list)
-            if (yield from self._is_good(ask, probes if has_failed else probes[:1])):
+            if (yield from self._is_good(ask, probes if has_failed else probes[: self._always])):
                 failures += has_failed
                 if not has_failed or failures == _FAILURES:
                     return row
@@ -113,9 +116,15 @@ class TextRows:
         *patience: float,
     ) -> Flow[bool]:
         for text, start in probes:
-            if (yield from ask(text, *patience)) != start:
+            row = yield from ask(text, *patience)
+            if not self._agrees(row, start):
                 return False
         return True
+
+    @staticmethod
+    def _agrees(row: Any, start: TextRow) -> bool:
+        """Return whether a probe's answer is good: the row that it had at the start."""
+        return bool(row == start)
 
     def ask(self) -> Callable[..., Flow[Any]]:
         """A private call with one text, on a copy of what makes rows, which gives its row or how it failed."""
@@ -186,31 +195,11 @@ class Alive(TextRows):
     model takes no other text's row.
     """
 
-    def _between(self, ask: Callable[..., Flow[Any]], text: str, probes: Probes) -> Flow[Any]:
-        row: Any = BROKEN
-        failures = 0
-        for _ in range(_TRIES):
-            row = yield from ask(text)
-            if isinstance(row, list):
-                return row
-            if (yield from self._is_good(ask, probes)):
-                failures += 1
-                if failures == _FAILURES:
-                    return row
-            else:
-                yield from self.waited_for(ask, probes)
-        return row
+    _always = 0
 
-    def _is_good(
-        self,
-        ask: Callable[..., Flow[Any]],
-        probes: Sequence[tuple[str, TextRow]],
-        *patience: float,
-    ) -> Flow[bool]:
-        for text, _ in probes:
-            if not isinstance((yield from ask(text, *patience)), list):
-                return False
-        return True
+    @staticmethod
+    def _agrees(row: Any, start: TextRow) -> bool:
+        return isinstance(row, list)
 
 
 def probes_of(texts: Sequence[str], rows: Sequence[TextRow], tells: Callable[[TextRow], bool]) -> Probes:

@@ -55,8 +55,8 @@ MOST_FEATURES = 1 << 14
 _LONGEST_ROW = 1 << 8  # of a projection
 _BLOCK = 1 << 14  # rows at a time: the sum of a block's products stays below 2^53
 _SQUARINGS = 10
-_SAFE = 1.0 - 2.0**-40
-"""A gradient's norm before it is rounded towards 0, so that roundings of at most 2^-50 do not bring it above 1."""
+SAFE = 1.0 - 2.0**-40
+"""The norm of an owner's vector before it is rounded towards 0: roundings of at most 2^-50 do not bring it above 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +248,7 @@ def _block(features: Whole, labels: NDArray[np.int64], starts: NDArray[np.int64]
 
 def _scales(norms: Floats) -> Floats:
     """By what gradients of at most these norms, in lattice steps, are multiplied so that their norm is at most 1."""
-    return np.minimum(1.0, _SAFE * LATTICE / np.maximum(norms, 1.0))
+    return np.minimum(1.0, SAFE * LATTICE / np.maximum(norms, 1.0))
 
 
 def _product(residuals: Whole, features: Whole) -> NDArray[np.int64]:

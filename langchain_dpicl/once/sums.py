@@ -19,31 +19,42 @@ import hashlib
 import json
 import secrets
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.budget import BudgetLine, Charge, PrivacyBudget, Receipt, Replayed
 from langchain_dpicl.budget.line import RELEASED
-from langchain_dpicl.calls.flow import Flow
+from langchain_dpicl.calls.flow import Flow, run
 from langchain_dpicl.durable import LineFile, sync_folder
 from langchain_dpicl.errors import InvalidParameter, PlanMismatch
-from langchain_dpicl.once.steps import LATTICE
+from langchain_dpicl.once.steps import LATTICE, SAFE
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private.boundary import Failed
-from langchain_dpicl.release.transaction import Charged, Find, Release, Request
+from langchain_dpicl.release.transaction import Charged, Find, Release, Request, transact
 from langchain_dpicl.store import ExemplarStore
+from langchain_dpicl.store.base import Numbers
+from langchain_dpicl.store.view import StoreView
+
+
+class Saved(Protocol):
+    """The product of a release, which a file keeps."""
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file."""
+
+
+S = TypeVar("S", bound=Saved)
 
 Sums = list[NDArray[np.int64]]
 """The noisy sums of the steps so far, in units of 1 / `LATTICE`. Released."""
 
-_SAFE = 1.0 - 2.0**-40
-"""A vector's norm before it is rounded towards 0, so that roundings of at most 2^-50 do not bring it above 1."""
+_READ = 10_000  # records at a time
 
 LARGEST = 1 << 20
 """The largest amount of one cell."""
@@ -65,7 +76,7 @@ def owner_sum(
     small = np.clip(amounts, -LARGEST, LARGEST)
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
     squares = np.add.reduceat(small * small, starts)
-    scales = _SAFE * LATTICE / np.sqrt(np.maximum(squares, 1).astype(np.float64))
+    scales = SAFE * LATTICE / np.sqrt(np.maximum(squares, 1).astype(np.float64))
     lengths = np.diff(np.append(starts, len(owners)))
     parts = np.trunc(small * np.repeat(scales, lengths)).astype(np.int64)
     np.add.at(total, cells, parts)
@@ -146,6 +157,20 @@ class SumRelease(Release):
             found.update(array.tobytes())
         return found.hexdigest()
 
+    def made(self, output: str | Path | None, make: Callable[[NDArray[Any], Receipt], S]) -> S:
+        """Release, and return what ``make`` gives for the array and its receipt, saved in ``output`` if it is given."""
+        self.job = job = None if output is None else self.hold(output)
+        try:
+            self.store.remember_release(f"a {self.names[2]}, on the budget {self.budget.name!r}")
+            made = make(*run(transact(self, None)))
+            if job is not None:
+                made.save(job.output)
+                job.is_over = True
+        finally:
+            if job is not None:
+                job.close()
+        return made
+
     def hold(self, output: str | Path) -> Job:
         """The hold on ``output`` and its ``FILE.part``. Raises as `Job` does."""
         return Job(Path(output), self.digest, self.store.lineage, *self.names)
@@ -184,6 +209,13 @@ class SumRelease(Release):
             self.job.is_charged = True
         kept = charged.request.line.steps(charged.entry) if self._keeps else []
         return [self._unpacked(content) for content in kept]
+
+    def _pages(self, view: StoreView, paid: Numbers | None) -> Iterator[tuple[Numbers, Numbers]]:
+        """The rows of all owners, or of those who paid, some at a time, with each row's owner. Private."""
+        rows, owners = view.rows_of(view.numbers if paid is None else paid)
+        for first in range(0, len(rows), _READ):
+            some = slice(first, first + _READ)
+            yield rows[some], owners[some]
 
     def _noisy(self, line: BudgetLine, charge: Charge, number: int, total: NDArray[np.int64]) -> str:
         """A sum with noise on every coordinate, packed.

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from scipy.special import ndtri
 
 from langchain_dpicl.budget import Receipt
-from langchain_dpicl.durable import replacing, sync_folder
+from langchain_dpicl.durable import replacing, sync_folder, writing
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.extras import require
 from langchain_dpicl.once.tables_reading import ONLY, Domain, folded
@@ -243,14 +243,10 @@ class PrivateTable:
             "receipt": self.receipt,
             "counts": self.counts.tolist(),
         }
-        try:
+        with writing("path", path):
             with replacing(Path(path), mode=0o644) as file:
                 file.write(json.dumps(about, ensure_ascii=False).encode("utf-8", "surrogatepass"))
             sync_folder(Path(path))
-            return
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-        raise InvalidParameter("path", str(path), f"a file that can be written ({reason})")
 
     @classmethod
     def load(cls, path: str | Path, embeddings: Embeddings | None = None) -> PrivateTable:

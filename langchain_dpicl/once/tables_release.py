@@ -17,8 +17,8 @@ from langchain_core.runnables.base import coerce_to_runnable
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from langchain_dpicl.budget import Charge, PrivacyBudget
-from langchain_dpicl.calls.flow import Flow, run
+from langchain_dpicl.budget import Charge, PrivacyBudget, Receipt
+from langchain_dpicl.calls.flow import Flow
 from langchain_dpicl.errors import InvalidParameter, ModelLost, PrivacyWarning
 from langchain_dpicl.once.steps import LATTICE
 from langchain_dpicl.once.sums import SumRelease, owner_sum
@@ -34,14 +34,13 @@ from langchain_dpicl.once.tables_reading import (
 )
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.release.base import check_budget, warn_of_delta
-from langchain_dpicl.release.transaction import Charged, transact
+from langchain_dpicl.release.transaction import Charged
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import Numbers, embedder_of
 from langchain_dpicl.store.records import embed
 
 TextReader = ByName | BySimilarity | ByChain
 
-_READ = 10_000  # records at a time
 _MOST_CELLS = 1 << 22
 """The most cells: each takes some 50 microseconds for its noise."""
 
@@ -100,13 +99,11 @@ class TableRelease(SumRelease):
         owners = [np.zeros(0, np.int64)]
         cells = [np.zeros(0, np.int64)]
         asked: list[str] = []
+        self._records = 0
         self._silent = 0
         with self.store.reading() as view:
-            rows, position = view.rows_of(view.numbers if paid is None else paid)
-            self._records = len(rows)
-            for first in range(0, len(rows), _READ):
-                some = rows[first : first + _READ]
-                whose = position[first : first + _READ]
+            for some, whose in self._pages(view, paid):
+                self._records += len(some)
                 texts = [self._text(record) for record in view.read(some)]
                 if isinstance(reader, ByChain):
                     asked += texts
@@ -215,18 +212,12 @@ def release_table(
     if release.owners:
         warn_of_delta(budget, release.owners, stacklevel=3)
         _warn_of_noise(domain, release.owners, release.line.parameter)
-    release.job = job = None if output is None else release.hold(output)
-    try:
-        store.remember_release(f"a table, on the budget {budget.name!r}")
-        sums, receipt = run(transact(release, None))
+
+    def table_of(sums: NDArray[np.int64], receipt: Receipt) -> PrivateTable:
         counts = sums / LATTICE
-        table = PrivateTable(counts, domain.topics, domain.columns, release.line.parameter, receipt, store.embeddings)
-        if job is not None:
-            table.save(job.output)
-            job.is_over = True
-    finally:
-        if job is not None:
-            job.close()
+        return PrivateTable(counts, domain.topics, domain.columns, release.line.parameter, receipt, store.embeddings)
+
+    table = release.made(output, table_of)
     table.reading = release.reading
     return table
 

@@ -133,12 +133,12 @@ class Configuration(Spec):
         keys = self.api_keys()
         if keys is None or not isinstance(self.keys, Path):
             return []  # names of keys in the file itself were checked with it
-        said = []
+        named: list[str] = []
         for each in self.served:
             budget: Any = each.budget or self.budget
             quota = budget.quota if budget is not None and isinstance(budget.quota, dict) else {}
-            said += [f"no key named {name} in {self.keys} now" for name in (*(each.callers or ()), *quota)]
-        return [words for words in dict.fromkeys(said) if words.split()[3] not in keys.names]
+            named += [*(each.callers or ()), *quota]
+        return [f"no key named {name} in {self.keys} now" for name in dict.fromkeys(named) if name not in keys.names]
 
     @property
     def served(self) -> list[ServedRelease]:

@@ -386,7 +386,7 @@ def test_records_are_read_in_parts(noise: Noise, budgets: Any, monkeypatch: pyte
     vectors = np.random.default_rng(1).normal(size=(600, DIMENSION)).astype(np.float32)
     heads = []
     for read in (10_000, 7):
-        monkeypatch.setattr(fitting, "_READ", read)
+        monkeypatch.setattr(sums, "_READ", read)
         noise.generator = np.random.default_rng(0)
         store = ExemplarStore.from_records(rows, EMBEDDINGS, owner_key="owner", vectors=vectors, progress=False)
         heads.append(PrivateHead.fit(store, LABELS, budgets(), progress=False))
