@@ -50,12 +50,16 @@ def _parsed(file: str) -> ast.Module:
 
 
 def parameters_of(file: str, kind: str, method: str = "__init__") -> dict[str, Parameter]:
-    """Return the parameters of a method, which it or its class, the ``kind``, describes. ``file``: of this package."""
+    """Return the parameters of a function, or of a class's method. ``file``: of this package.
+
+    The method or its class describes them.
+    """
     node: Any = _parsed(file)
     docstrings: list[str | None] = []
     for name in (kind, method):
-        node = next(each for each in node.body if getattr(each, "name", None) == name)
-        docstrings.insert(0, ast.get_docstring(node))
+        if not isinstance(node, ast.FunctionDef):
+            node = next(each for each in node.body if getattr(each, "name", None) == name)
+            docstrings.insert(0, ast.get_docstring(node))
     words = words_of(*docstrings)
     given = node.args
     defaults = [None] * (len(given.args) - len(given.defaults)) + given.defaults + given.kw_defaults

@@ -101,7 +101,7 @@ def answer(options: argparse.Namespace) -> int:
     tested = keys_in(options, "test", keys) if options.test else keys
     records, held_out = read_file(options, options.data, keys, is_private=True, **outputs), []
     if options.held_out > 0:  # the last owners of the file: the same ones in every run
-        owner_of = [i if options.owner_key is None else row.get(options.owner_key) for i, row in enumerate(records)]
+        owner_of = [row.get(keys.owner_key) if keys.owner_key else i for i, row in enumerate(records)]
         last = set(list(dict.fromkeys(reversed(owner_of)))[: options.held_out])
         held_out = [row for owner, row in zip(owner_of, records, strict=True) if owner in last]
     tests = held_out

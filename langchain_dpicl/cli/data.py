@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli import add_model, add_reading, add_run, chosen, column, model_of, show
+from langchain_dpicl.cli import add_model, add_reading, add_run, chosen, column, model_of, owner_column, show
 
 if TYPE_CHECKING:
     from langchain_dpicl.store import ExemplarStore
     from langchain_dpicl.store.datacheck import Checked
-    from langchain_dpicl.store.datafile import Reading
+    from langchain_dpicl.store.datafile import DataFile, Reading
     from langchain_dpicl.store.records import RecordKeys
 
 _MOST_LABELS = 20
@@ -30,11 +30,11 @@ def reading_of(options: argparse.Namespace) -> Reading:
     return Reading(**chosen(options, "delimiter", "encoding", "skip_bad"))
 
 
-def keys_of(options: argparse.Namespace, *, has_owner: bool = True) -> RecordKeys:
+def keys_of(options: argparse.Namespace) -> RecordKeys:
     """The keys of a record."""
     from langchain_dpicl.store.records import RecordKeys
 
-    return RecordKeys(options.input_key, options.output_key or None, options.owner_key if has_owner else None)
+    return RecordKeys(options.input_key, options.output_key or None, options.owner_key or None)
 
 
 def read_file(
@@ -53,7 +53,23 @@ def read_file(
     checked = checked_file(options, path, keys, labels, is_private=is_private, **outputs)
     if is_private and options.skip_bad:
         tell(options, f"{path!r}: records that cannot be used are left out; --private-notes or check-data counts them")
-    return checked.usable(options.skip_bad, partial(note if is_private else tell, options))
+    records = checked.usable(options.skip_bad, partial(note if is_private else tell, options))
+    if is_private and options.owner_key is None:
+        _tell_bound(options, checked.data)
+    return records
+
+
+def _tell_bound(options: argparse.Namespace, data: DataFile) -> None:
+    """Say that the bound is a record's, since no owner is named. The fields of JSON lines are not shown: they are the
+    records' own, while a header is the same for all."""
+    is_json = data.form.startswith("JSON lines")
+    columns = "`dpicl check-data` shows the columns" if is_json else f"the file has {data.columns_shown}"
+    tell(
+        options,
+        f"{data.name!r}: without --owner-key the bound holds for each record, not for each person: a person with ten "
+        f"records is protected ten times less. Name the column of the owners ({columns}), or write --owner-key '' if "
+        "no person has two records",
+    )
 
 
 def checked_file(
@@ -123,7 +139,7 @@ def check_data_options(parser: Any) -> None:
     parser.add_argument("data", metavar="FILE", help="JSON lines, CSV or TSV (plain or .gz), or Parquet")
     parser.add_argument("--input-key", type=column, default="text", help="the column of the texts (default text)")
     parser.add_argument("--output-key", default="label", help="of the labels or answers; '' for none (default label)")
-    parser.add_argument("--owner-key", type=column, help="of the owners (default: each record is its own owner)")
+    parser.add_argument("--owner-key", type=owner_column, help="of the owners (default: each record is its own owner)")
     parser.add_argument("--labels", help="the public list of labels, separated by commas")
     add_model(parser, "none: documents are not measured")
     parser.add_argument("--question-tokens", type=int, default=64, help="of a question over documents (default 64)")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import math
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +26,11 @@ from langchain_dpicl.cli import (
     show,
 )
 from langchain_dpicl.cli.data import keys_of, private_store, read_file
-from langchain_dpicl.durable import replacing, writing
-from langchain_dpicl.errors import DPICLError, InvalidParameter
+from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.parameters import parameters_of
 
 if TYPE_CHECKING:
-    from langchain_dpicl import PrivacyBudget, PrivateHead, View
-    from langchain_dpicl.once.fitting import FitReport
+    from langchain_dpicl import PrivateHead, View
 
 _FIT = parameters_of("once/head.py", "PrivateHead", "fit")
 
@@ -97,16 +92,14 @@ def _model(options: argparse.Namespace) -> Any:
 def fit(options: argparse.Namespace) -> int:
     """Fit the head and write its file."""
     from langchain_dpicl import LabelScores, PrivateHead, whole
-    from langchain_dpicl.cli.session import open_budget, receipt_words
+    from langchain_dpicl.cli.once import BudgetOpening, check_name, write_report
+    from langchain_dpicl.cli.session import receipt_words
     from langchain_dpicl.members.chains import read_lines
     from langchain_dpicl.once.views import views_named
 
-    started = time.monotonic()
     check_apart(options, "public")
     labels = [label.strip() for label in options.labels.split(",")]
-    if options.fits > 1 and options.name is None:
-        bound = "given with --fits above 1: the file's name, which it would have, is another one for the next fit"
-        raise InvalidParameter("--name", None, bound)
+    check_name(options, "fits")
     views = None if options.views is None else views_named(options.views)
     if (head := _done(options, labels, views or [whole])) is not None:
         text = f"{options.output} is done: nothing was fitted or charged.\n{receipt_words(head.receipt, 'fits')}"
@@ -123,72 +116,28 @@ def fit(options: argparse.Namespace) -> int:
         raise InvalidParameter("--model", options.model, "left out without --score-prompt: a head asks no model")
     scores = None if llm is None else LabelScores(llm, labels, options.score_prompt.replace("\\n", "\n"))
     store = private_store(options, read_file(options, options.data, keys_of(options), labels, is_private=True))
-    opened: list[PrivacyBudget] = []
-
-    def budget_for(check: Callable[[PrivacyBudget], None]) -> PrivacyBudget:
-        opened.append(open_budget(options, store, lambda _: options.fits, "-head", check))
-        return opened[0]
-
-    made = {"store": store, "labels": labels, "budget": budget_for, "public": public, "scores": scores, "views": views}
+    opening = BudgetOpening(options, store, "head", "fits", options.fits)
+    made = {"store": store, "labels": labels, "budget": opening, "public": public, "scores": scores, "views": views}
     asked = given(options, *_FIT.keys() & vars(options).keys())
     head = PrivateHead.fit(**asked | made, progress=options.private_notes)
-    (budget,) = opened
-    if options.report is not None:
-        _write_report(options.report, head.fit_report)
-    assert budget.plan is not None
-    (line,) = budget.plan.lines.values()
-    facts = {
-        "output": options.output,
-        "labels": labels,
-        "features": head.features.size,
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
-        "sigma": line.parameter,
-        "receipt": head.receipt,
-        "seconds": round(time.monotonic() - started, 1),
-    }
-    text = (
-        f"{store!r}; {budget!r}\nreleased: {line.describe()}\n{receipt_words(head.receipt, 'fits')}\n"
-        f"{options.output} answers from now on, at no further cost; {facts['seconds']:.0f} seconds."
-    )
-    return show(options, facts, text)
+    report = head.fit_report
+    write_report(options.report, None if report is None else asdict(report), "head")
+    (line,) = opening.lines
+    return opening.told(head.receipt, {"labels": labels, "features": head.features.size, "sigma": line.parameter})
 
 
 def _done(options: argparse.Namespace, labels: Sequence[str], views: Sequence[View]) -> PrivateHead | None:
-    """The head of ``--output`` if this very command has fitted it; None if there is no such file, or its fit goes on.
-
-    Raises `InvalidParameter` for any other file.
-    """
+    """The head of ``--output`` if this very command has fitted it."""
     from langchain_dpicl import PrivateHead, local
-    from langchain_dpicl.budget.upkeep import LedgerReport
-    from langchain_dpicl.cli.session import budget_name
+    from langchain_dpicl.cli.once import done
 
-    output = Path(options.output)
-    read = [path for path in (options.data, options.public) if path]
-    if not all(map(os.path.exists, [output, *read])) or os.path.exists(f"{output}.part"):
-        return None
-    bound = "a new file: this one is there"
-    with contextlib.suppress(DPICLError):
-        head = PrivateHead.load(output, local.local_embeddings(), llm=_model(options))
-        receipt = head.receipt
-        with contextlib.closing(LedgerReport(options.ledger)) as ledger:
-            known = ledger.receipt(receipt["id"])
-        promise = receipt["budget"], receipt["epsilon"]
-        if known != {**receipt, "replayed": False} or [*head.labels, *head.views.views] != [*labels, *views]:
-            bound += ", a head of another fit"
-        elif promise != (budget_name(options, "-head"), options.epsilon):
-            bound += ", a head of another promise"
-        elif any(os.path.getmtime(path) > output.stat().st_mtime for path in read):
-            bound += ", a head older than the data; the next fit has an --output of its own"
-        else:
-            return head
-    raise InvalidParameter("--output", options.output, bound)
+    def load(path: Path) -> PrivateHead:
+        return PrivateHead.load(path, local.local_embeddings(), llm=_model(options))
 
+    def is_same(head: PrivateHead) -> bool:
+        return [*head.labels, *head.views.views] == [*labels, *views]
 
-def _write_report(path: str, report: FitReport | None) -> None:
-    """Write the operator's report, which its owner alone may read."""
-    with writing("--report", path, "; the head is"), replacing(Path(path)) as file:
-        file.write(json.dumps(report and asdict(report)).encode() + b"\n")
+    return done(options, "head", load, is_same, options.public)
 
 
 def answer_by_head(options: argparse.Namespace, head: PrivateHead | None = None) -> int:

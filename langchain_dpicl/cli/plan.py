@@ -21,7 +21,7 @@ from langchain_dpicl.privacy.lines import PlanLine
 from langchain_dpicl.privacy.mechanisms import OWN_CALLS, PARTS
 from langchain_dpicl.privacy.profile import MAX_COUNT
 from langchain_dpicl.privacy.votes import EXPONENTIAL, GAUSSIAN, WINNER
-from langchain_dpicl.privacy.words import choice_words, flip_words, one_per_call, words
+from langchain_dpicl.privacy.words import choice_words, flip_words, one_per_call, replaced_words, words
 
 _TICKETS = (
     "The others verify this number of releases. That a ticket is one release, whichever queries an owner is eligible "
@@ -260,6 +260,7 @@ def _gated_words(gate: Gate, found: dict[str, Any]) -> str:
         f"{gate.delta:.3g} when all exemplars of one owner are added or removed (certified: "
         f"{found['certified_epsilon']:.4g}), however many queries are asked: an owner is "
         f"eligible for {gate.tickets:,} of them at most, and is left out of all others.",
+        replaced_words(found),
         "",
         f"{gate.mechanism}: each answer gives out {line['what']}.",
         f"  A query finds {gate.eligible:,} of {gate.owners:,} owners eligible, by a public estimate. Each of them "

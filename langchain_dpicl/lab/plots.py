@@ -26,7 +26,7 @@ def new_figure(path: str | Path, width: float, height: float) -> Any:
 
 
 def save_figure(figure: Any, path: str | Path) -> None:
-    """Give all axes a light grid and plain numbers, and write the file.
+    """Give all axes but those of images a light grid, and plain numbers, and write the file.
 
     Logarithmic axes are labelled 0.5, 1, 2, 5, 10 instead of by powers of ten; over three decades and more, by powers
     alone. Ticks at given values stay. Raises `InvalidParameter` if the file cannot be written.
@@ -41,7 +41,8 @@ def save_figure(figure: Any, path: str | Path) -> None:
                 axis.set_major_locator(LogLocator(subs=marks, numticks=20))
                 axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
                 axis.set_minor_locator(NullLocator())
-        axes.grid(True, color="#dddddd", linewidth=0.6)
+        if not axes.images:
+            axes.grid(True, color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     try:
@@ -453,5 +454,5 @@ def draw_table(table: Any, path: str | Path) -> None:
     figure.colorbar(axes.imshow(shown, cmap="Blues", vmin=0, aspect="auto"), label="noisy count")
     axes.set_xticks(range(values), names, rotation=90, fontsize=8)
     axes.set_yticks(range(topics), table.topics, fontsize=8)
-    axes.set_title(f"grey: below {bar:.3g}, which noise alone may be", loc="left", fontsize=9)
+    axes.set_xlabel(f"grey: below {bar:.3g},\nwhich noise alone may be", fontsize=9)
     save_figure(figure, path)

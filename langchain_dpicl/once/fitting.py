@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -151,7 +152,8 @@ class FitReport:
 class Fit(SumRelease):
     """The steps of a head's release. Its answer is the head's weights.
 
-    ``owners``: as the caller declared them, or None. ``views`` give the vectors of which ``features`` makes features,
+    ``owners``: as the caller declared them, or None. A record has the label that is equal to its output by
+    ``matching``. ``views`` give the vectors of which ``features`` makes features,
     and ``scores`` features beside these. Raises what the budget's line raises, `PlanMismatch` for another rate or
     number of owners than the plan's, and `InvalidParameter` if nobody has declared a number.
     """
@@ -171,12 +173,14 @@ class Fit(SumRelease):
         features: FeatureMap,
         owners: int | None,
         *,
+        matching: Callable[[str], str] = normal,
         views: JoinedViews | None = None,
         scores: CalibratedScores | None = None,
         line_name: str | None,
         progress: bool,
     ) -> None:
         self._labels = labels
+        self._matching = matching
         self._features = features
         self._views = views or JoinedViews.of_whole(store.dimension)
         self._scores = scores
@@ -184,6 +188,8 @@ class Fit(SumRelease):
         self._arrays = [array for _, array in sorted(features.arrays.items())]
         facts: dict[str, Any] = {"labels": list(labels), "features": features.numbers}
         size = features.size
+        if matching is not normal:
+            facts["matching"] = matching.__name__
         if not self._views.is_whole:
             facts["views"] = self._views.facts
         if scores is not None:
@@ -252,7 +258,8 @@ class Fit(SumRelease):
         If there are views, the embeddings themselves. With each record's text if it is to be viewed or scored, and how
         many labels are unknown.
         """
-        places = {normal(label): place for place, label in enumerate(self._labels)}
+        match = self._matching
+        places = {match(label): place for place, label in enumerate(self._labels)}
         key = str(self.store.output_key)
         features = [np.zeros((0, self._features.size if self._views.is_whole else self.store.dimension), np.float32)]
         labels = [np.zeros(0, np.int64)]
@@ -262,7 +269,7 @@ class Fit(SumRelease):
         with self.store.reading() as view:
             for some, whose in self._pages(view, paid):
                 read = view.read(some)
-                found = np.array([places.get(normal(str(row.get(key, ""))), -1) for row in read])
+                found = np.array([places.get(match(str(row.get(key, ""))), -1) for row in read])
                 known = found >= 0
                 vectors = view.vectors(some[known])
                 if self._views.is_whole:
@@ -293,4 +300,5 @@ class Fit(SumRelease):
     def answer(self, charged: Charged, release: tuple[Floats, FitReport], receipt: Receipt) -> Flow[Floats]:
         """The weights."""
         self.report = release[1]
-        return (yield from super().answer(charged, release, receipt))
+        weights: Floats = yield from super().answer(charged, release, receipt)
+        return weights

@@ -6,7 +6,7 @@ import copy
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -32,9 +32,12 @@ from langchain_dpicl.once.fallback import HeadThenRelease
 from langchain_dpicl.once.fitting import Fit, FitReport
 from langchain_dpicl.once.scores import CalibratedScores, LabelScores, ScoreRow
 from langchain_dpicl.once.steps import FeatureMap, Floats
+from langchain_dpicl.once.sums import CheckedOpening, on_budget
+from langchain_dpicl.once.terms import PrivateTerms
+from langchain_dpicl.once.terms_reading import term_of
 from langchain_dpicl.once.views import JoinedViews, View, checked_views, whole
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.release.base import AnyRelease, check_budget, warn_of_delta
+from langchain_dpicl.release.base import AnyRelease, warn_of_delta
 from langchain_dpicl.release.threshold import public_texts
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import embedder_of
@@ -43,7 +46,6 @@ from langchain_dpicl.store.records import Vectors, aattempt, as_matrix
 _FEW_OWNERS = 100
 _FORMAT = "dpicl-head-1"
 _HALF = re.compile("[\ud800-\udfff]")
-CheckedOpening = Callable[[Callable[[PrivacyBudget], None]], PrivacyBudget]
 _RECEIPT = TypeAdapter(Receipt)
 
 
@@ -297,7 +299,8 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
             Its outputs are the labels. A record whose output is none of ``labels`` contributes nothing; the operator
             reads in ``fit_report`` how many these are.
         labels
-            The public list. One that no record has stays possible.
+            The public list. One that no record has stays possible. Or `PrivateTerms` of whole outputs: outputs are
+            compared with them without case, accents and punctuation.
         budget
             Has a line for the mechanism "head", whose rate is 1: for instance ``releases={"head": 12, "vote": ...}`` if
             a head is fitted each month, or a budget of its own. It counts all callers together (scope ``"shared"``). Or
@@ -375,24 +378,14 @@ class PrivateHead(Runnable[Any, HeadAnswer]):
                 f"{seen.dimension}, as the views together" if views else f"{seen.dimension}, as the store",
             )
         about: dict[str, Any] = {"views": seen, "scores": calibrated, "line_name": line, "progress": progress}
+        if isinstance(labels, PrivateTerms):
+            about["matching"] = term_of
 
-        def check(trial: PrivacyBudget) -> None:
-            fit = Fit(store, trial, names, features, owners, **about)
-            if output is not None:
-                fit.hold(output).close()
+        def fit_on(budget: PrivacyBudget) -> Fit:
+            return Fit(store, budget, names, features, owners, **about)
 
-        if not isinstance(budget, PrivacyBudget) and callable(budget):
-            budget = budget(check)
-        check_budget(budget)
-        if budget.scope != "shared":
-            raise InvalidParameter(
-                "budget",
-                f"scope={budget.scope!r}",
-                "a shared budget: every caller meets the head",
-            )
-        budget.watch(store)
-        fit = Fit(store, budget, names, features, owners, **about)
-        warn_of_delta(budget, fit.owners, stacklevel=3)
+        fit = on_budget(fit_on, budget, store, output, "head")
+        warn_of_delta(fit.budget, fit.owners, stacklevel=3)
         if fit.owners < _FEW_OWNERS:
             warnings.warn(
                 f"a head for {fit.owners} owners: expect about {fit.expected_accuracy:.0%} right answers, where a "

@@ -36,6 +36,7 @@ from langchain_dpicl.errors import InvalidParameter, PlanMismatch
 from langchain_dpicl.once.steps import LATTICE, SAFE
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 from langchain_dpicl.private.boundary import Failed
+from langchain_dpicl.release.base import check_budget
 from langchain_dpicl.release.transaction import Charged, Find, Release, Request, transact
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import Numbers
@@ -53,6 +54,9 @@ S = TypeVar("S", bound=Saved)
 
 Sums = list[NDArray[np.int64]]
 """The noisy sums of the steps so far, in units of 1 / `LATTICE`. Released."""
+
+CheckedOpening = Callable[[Callable[[PrivacyBudget], None]], PrivacyBudget]
+"""It gets what checks the rest of a call on any budget, such as one in memory, and opens the budget."""
 
 _READ = 10_000  # records at a time
 
@@ -83,6 +87,33 @@ def owner_sum(
     return total
 
 
+def first_of_each(owners: NDArray[np.int64], order: NDArray[np.int64], at_most: int) -> NDArray[np.int64]:
+    """The places of each owner's first ``at_most`` entries in this order, ascending. Private.
+
+    ``owners`` ascend, and ``order`` moves an entry among its own owner's alone.
+    """
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    rank = np.arange(len(owners)) - np.repeat(starts, np.diff(np.append(starts, len(owners))))
+    return np.sort(order[rank < at_most])
+
+
+def opened(
+    budget: PrivacyBudget | CheckedOpening, check: Callable[[PrivacyBudget], None], store: ExemplarStore, made: str
+) -> PrivacyBudget:
+    """The budget of a release of what is ``made``, opened after the ``check`` if it is a function.
+
+    Raises `InvalidParameter` unless all callers share it.
+    """
+    if not isinstance(budget, PrivacyBudget) and callable(budget):
+        budget = budget(check)
+    check_budget(budget)
+    if budget.scope != "shared":
+        bound = f"a shared budget: every caller meets the {made}"
+        raise InvalidParameter("budget", f"scope={budget.scope!r}", bound)
+    budget.watch(store)
+    return budget
+
+
 class SumRelease(Release):
     """The steps of a release of noisy sums, in its transaction: each sum is kept by the ledger before it is used.
 
@@ -97,7 +128,11 @@ class SumRelease(Release):
     """For a `Job`: the format of ``FILE.part``, the work, and what it makes."""
     needs_owners: ClassVar[bool] = True
     """False: nothing is divided by the number of owners, which is then public only if somebody says it."""
+    records_per_owner: int | None = None
+    """Of an owner who has more records its own coins choose so many. A public number."""
     job: Job | None = None
+    _records = 0
+    _silent = 0
     _dtype: type = np.int64
     """Of the released array."""
     _arrays: Sequence[NDArray[Any]] = ()
@@ -135,6 +170,13 @@ class SumRelease(Release):
         self._resumes = bool(budget.replay) and not budget.tickets
 
     @property
+    def reading(self) -> dict[str, int] | None:
+        """The numbers of records that were read, and of those that say nothing. Private. None if none was read."""
+        if not self._records:
+            return None
+        return {"records": self._records, "silent": self._silent}
+
+    @property
     def _keeps(self) -> bool:
         """Return whether a release that is killed goes on."""
         return self.job is not None and self._resumes
@@ -157,7 +199,7 @@ class SumRelease(Release):
             found.update(array.tobytes())
         return found.hexdigest()
 
-    def made(self, output: str | Path | None, make: Callable[[NDArray[Any], Receipt], S]) -> S:
+    def made(self, output: str | Path | None, make: Callable[[Any, Receipt], S]) -> S:
         """Release, and return what ``make`` gives for the array and its receipt, saved in ``output`` if it is given."""
         self.job = job = None if output is None else self.hold(output)
         try:
@@ -213,6 +255,10 @@ class SumRelease(Release):
     def _pages(self, view: StoreView, paid: Numbers | None) -> Iterator[tuple[Numbers, Numbers]]:
         """The rows of all owners, or of those who paid, some at a time, with each row's owner. Private."""
         rows, owners = view.rows_of(view.numbers if paid is None else paid)
+        if self.records_per_owner is not None:
+            coins = self._randomness.uniforms(len(owners))
+            kept = first_of_each(owners, np.lexsort((coins, owners)), self.records_per_owner)
+            rows, owners = rows[kept], owners[kept]
         for first in range(0, len(rows), _READ):
             some = slice(first, first + _READ)
             yield rows[some], owners[some]
@@ -236,23 +282,49 @@ class SumRelease(Release):
 
     def kept(self, charged: Charged, release: Any) -> tuple[str, str | None, int]:
         """A sum is always released."""
-        answer = json.dumps(packed(self._result(release))) if self._keeps else None
-        return RELEASED, answer, 0
+        return RELEASED, json.dumps(self._packed(release)) if self._keeps else None, 0
+
+    def _packed(self, release: Any) -> str:
+        """The release as the ledger keeps it."""
+        return packed(self._result(release))
+
+    def _replayed(self, content: str) -> Any:
+        """The same again."""
+        return np.frombuffer(base64.b64decode(content), self._dtype).reshape(self._shape).copy()
 
     def failed(self, charged: Charged, failure: Failed) -> bool:
         """A job may go on with its charge."""
         return not self._keeps
 
-    def answer(self, charged: Charged, release: Any, receipt: Receipt) -> Flow[NDArray[Any]]:
+    def answer(self, charged: Charged, release: Any, receipt: Receipt) -> Flow[Any]:
         """The array that is released."""
         yield from ()
         return self._result(release)
 
-    def replay(self, request: Request, known: Replayed) -> Flow[NDArray[Any]]:
+    def replay(self, request: Request, known: Replayed) -> Flow[Any]:
         """The array that this job released before it was killed."""
         yield from ()
-        found: NDArray[Any] = np.frombuffer(base64.b64decode(json.loads(known.answer)), self._dtype)
-        return found.reshape(self._shape).copy()
+        return self._replayed(json.loads(known.answer))
+
+
+R = TypeVar("R", bound=SumRelease)
+
+
+def on_budget(
+    release: Callable[[PrivacyBudget], R],
+    budget: PrivacyBudget | CheckedOpening,
+    store: ExemplarStore,
+    output: str | Path | None,
+    made: str,
+) -> R:
+    """The release on its budget, which is `opened` when it has passed on another one, with its hold on ``output``."""
+
+    def check(trial: PrivacyBudget) -> None:
+        tried = release(trial)
+        if output is not None:
+            tried.hold(output).close()
+
+    return release(opened(budget, check, store, made))
 
 
 class Job(LineFile):

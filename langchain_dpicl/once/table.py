@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,13 +17,12 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 from scipy.special import ndtri
 
 from langchain_dpicl.budget import Receipt
-from langchain_dpicl.durable import replacing, sync_folder, writing
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.extras import require
+from langchain_dpicl.once.files import RECEIPT, read_public, write_public
 from langchain_dpicl.once.tables_reading import ONLY, Domain, folded
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.store.records import embed, embed_query
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
 
 _FORMAT = "dpicl-table-1"
-_RECEIPT = TypeAdapter(Receipt)
 
 
 class Bars(NamedTuple):
@@ -176,16 +175,20 @@ class PrivateTable:
         is_known = margin > bars.margin and support > bars.cell
         return TableAnswer(self.topics[row], column, value, is_known, margin, support, bars)
 
+    def answers(self, confidence: float = 0.95) -> list[TableAnswer]:
+        """The first values of all topics in all columns, as `top` gives each."""
+        bars = self.bars(confidence)
+        return [self._top(row, column, bars) for row in range(len(self.topics)) for column in self.columns]
+
     def documents(self, *, guesses: bool = True, confidence: float = 0.95) -> list[Document]:
         """A passage for each topic: the first value of each column, or that it is too noisy to tell.
 
         ``guesses``: name the first value also if it is not known, and say so. ``metadata`` has the "topic", the columns
         that are "known" and the "receipt".
         """
-        bars = self.bars(confidence)
         found = []
-        for row, topic in enumerate(self.topics):
-            answers = [self._top(row, column, bars) for column in self.columns]
+        for topic, rest in groupby(self.answers(confidence), attrgetter("topic")):
+            answers = list(rest)
             known = [answer.column for answer in answers if answer.is_known]
             text = " ".join(answer.sentence(guesses) for answer in answers)
             found.append(Document(text, metadata={"topic": topic, "known": known, "receipt": dict(self.receipt)}))
@@ -235,35 +238,25 @@ class PrivateTable:
 
     def save(self, path: str | Path) -> None:
         """Write the table to one JSON file, which replaces an older one as a whole. It is public."""
-        about = {
-            "format": _FORMAT,
+        content = {
             "topics": self.topics,
             "columns": self.columns,
             "sigma": self.sigma,
             "receipt": self.receipt,
             "counts": self.counts.tolist(),
         }
-        with writing("path", path):
-            with replacing(Path(path), mode=0o644) as file:
-                file.write(json.dumps(about, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-            sync_folder(Path(path))
+        write_public(path, _FORMAT, content)
 
     @classmethod
     def load(cls, path: str | Path, embeddings: Embeddings | None = None) -> PrivateTable:
         """Read a file of `save`. ``embeddings``: for the retriever. Raises `InvalidParameter` for another file."""
-        reason = "a table's file"
-        try:
-            about = json.loads(Path(path).read_bytes().decode("utf-8", "surrogatepass"), parse_constant=int)
-            if about["format"] != _FORMAT:
-                raise ValueError
-            receipt = _RECEIPT.validate_python(about["receipt"])
-            counts = np.array(about["counts"], np.float64)
-            return cls(counts, about["topics"], about["columns"], about["sigma"], receipt, embeddings)
-        except OSError as error:
-            reason = f"{reason} that can be read ({error.strerror or type(error).__name__})"
-        except Exception:  # whatever a damaged file makes its readers raise
-            pass
-        raise InvalidParameter("path", str(path), reason)
+
+        def read(content: dict[str, Any]) -> PrivateTable:
+            receipt = RECEIPT.validate_python(content["receipt"])
+            counts = np.array(content["counts"], np.float64)
+            return cls(counts, content["topics"], content["columns"], content["sigma"], receipt, embeddings)
+
+        return read_public(path, _FORMAT, "a table's file", read)
 
     def __repr__(self) -> str:
         topics, values = self.counts.shape

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -27,6 +27,7 @@ from langchain_dpicl.aggregators.reading import plain
 from langchain_dpicl.calls.flow import Flow
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.once.probing import Alive, Probes, TextRow
+from langchain_dpicl.once.sums import first_of_each
 from langchain_dpicl.privacy.noise import Randomness
 from langchain_dpicl.store.base import Numbers
 from langchain_dpicl.store.records import Vectors
@@ -60,10 +61,10 @@ class Domain:
     columns: Mapping[str, tuple[str, ...]]
 
     def __post_init__(self) -> None:
-        _distinct("topics", self.topics)
-        _distinct("values", tuple(self.columns))
+        check_distinct("topics", self.topics)
+        check_distinct("values", tuple(self.columns))
         for column, values in self.columns.items():
-            _distinct("values" if column == ONLY else f"values[{column!r}]", values)
+            check_distinct("values" if column == ONLY else f"values[{column!r}]", values)
 
     @cached_property
     def values(self) -> list[tuple[str, str]]:
@@ -130,7 +131,8 @@ ONLY = "value"
 """The column of a table whose values were given as a list."""
 
 
-def _distinct(name: str, texts: Sequence[str]) -> None:
+def check_distinct(name: str, texts: Sequence[str]) -> None:
+    """Raise `InvalidParameter` for names as `Domain` does."""
     if not texts:
         raise InvalidParameter(name, "nothing", "at least one text")
     known: dict[tuple[str, ...], int] = {}
@@ -140,6 +142,13 @@ def _distinct(name: str, texts: Sequence[str]) -> None:
             raise InvalidParameter(f"{name}[{place}]", text, "a text with a word")
         if (other := known.setdefault(words, place)) != place:
             raise InvalidParameter(f"{name}[{place}]", text, f"another than {texts[other]!r}, without case and accents")
+
+
+class PairReader(Protocol):
+    """A reader of the pairs of texts."""
+
+    facts: Any
+    """The public settings that decide what a text says."""
 
 
 # -- readers -----------------------------------------------------------------------------------------------------------
@@ -197,11 +206,12 @@ class ByChain:
 
     Each text is a private call of its own, on a copy of the chain, one after the other. What is no topic or no value of
     the lists adds nothing, nor does a text on which the chain fails while it answers public ones (`Alive`).
+    ``name``: the chain's public name.
     """
 
-    def __init__(self, domain: Domain, chain: Runnable[Any, Any]) -> None:
+    def __init__(self, domain: Domain, chain: Runnable[Any, Any], name: str | None) -> None:
         self.domain = domain
-        self.facts = "chain"
+        self.facts = ["chain", name]
         self._topics = {folded(topic): place for place, topic in enumerate(domain.topics)}
         self._values = {(column, folded(value)): place for place, (column, value) in enumerate(domain.values)}
 
@@ -253,7 +263,5 @@ def given_pairs(owners: Numbers, cells: Numbers, size: int, at_most: int, random
     whose = keys // size
     coins = randomness.uniforms(len(keys))
     order = np.lexsort((coins, -texts, whose))
-    starts = np.flatnonzero(np.diff(whose, prepend=-1))
-    rank = np.arange(len(keys)) - np.repeat(starts, np.diff(np.append(starts, len(keys))))
-    kept = np.sort(order[rank < at_most])
+    kept = first_of_each(whose, order, at_most)
     return whose[kept], keys[kept] % size

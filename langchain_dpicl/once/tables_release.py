@@ -21,7 +21,7 @@ from langchain_dpicl.budget import Charge, PrivacyBudget, Receipt
 from langchain_dpicl.calls.flow import Flow
 from langchain_dpicl.errors import InvalidParameter, ModelLost, PrivacyWarning
 from langchain_dpicl.once.steps import LATTICE
-from langchain_dpicl.once.sums import SumRelease, owner_sum
+from langchain_dpicl.once.sums import CheckedOpening, SumRelease, on_budget, owner_sum
 from langchain_dpicl.once.table import PrivateTable, simultaneous_bars
 from langchain_dpicl.once.tables_reading import (
     ONLY,
@@ -29,15 +29,17 @@ from langchain_dpicl.once.tables_reading import (
     ByName,
     BySimilarity,
     Domain,
+    PairReader,
     Said,
     given_pairs,
 )
 from langchain_dpicl.privacy import checks
-from langchain_dpicl.release.base import check_budget, warn_of_delta
+from langchain_dpicl.release.base import warn_of_delta
 from langchain_dpicl.release.transaction import Charged
 from langchain_dpicl.store import ExemplarStore
 from langchain_dpicl.store.base import Numbers, embedder_of
 from langchain_dpicl.store.records import embed
+from langchain_dpicl.store.view import StoreView
 
 TextReader = ByName | BySimilarity | ByChain
 
@@ -52,33 +54,29 @@ class TableRelease(SumRelease):
     names = ("dpicl-table-part-1", "table", "table")
     shown = (ModelLost,)
     needs_owners = False
-    _records = 0
-    _silent = 0
 
     def __init__(
         self,
         store: ExemplarStore,
         budget: PrivacyBudget,
         domain: Domain,
-        reader: TextReader,
+        reader: PairReader,
         at_most: int,
         owners: int | None,
         line_name: str | None,
+        records_per_owner: int | None = None,
     ) -> None:
         facts = {
             "topics": domain.topics,
             "values": domain.values,
             "read": reader.facts,
             "at_most": at_most,
+            "records_per_owner": records_per_owner,
         }
         super().__init__(store, budget, domain.shape, facts, owners, line_name)
         self._reader = reader
         self._at_most = at_most
-
-    @property
-    def reading(self) -> dict[str, int]:
-        """The numbers of records, and of those that say nothing of the table. Private."""
-        return {"records": self._records, "silent": self._silent}
+        self.records_per_owner = records_per_owner
 
     def work(self, charged: Charged) -> Flow[NDArray[np.int64]]:
         """The sum, if the ledger does not have it, of the records of one moment."""
@@ -95,7 +93,6 @@ class TableRelease(SumRelease):
 
     def _read(self, paid: Numbers | None) -> tuple[Numbers, Numbers, list[str]]:
         """The owners and cells of what all records say. For a chain, each record's owner and text. Private."""
-        reader = self._reader
         owners = [np.zeros(0, np.int64)]
         cells = [np.zeros(0, np.int64)]
         asked: list[str] = []
@@ -104,16 +101,20 @@ class TableRelease(SumRelease):
         with self.store.reading() as view:
             for some, whose in self._pages(view, paid):
                 self._records += len(some)
-                texts = [self._text(record) for record in view.read(some)]
-                if isinstance(reader, ByChain):
-                    asked += texts
+                records = view.read(some)
+                if isinstance(self._reader, ByChain):
+                    asked += map(self._text, records)
                     owners.append(whose)
                     continue
-                said = reader.said(texts, lambda places, some=some: view.vectors(some[places]))  # type: ignore[misc]
-                found = self._told(said, whose)
+                found = self._told(self._said(view, some, records), whose)
                 owners.append(found[0])
                 cells.append(found[1])
         return np.concatenate(owners), np.concatenate(cells), asked
+
+    def _said(self, view: StoreView, rows: Numbers, records: Sequence[Mapping[str, Any]]) -> list[Said]:
+        """The pairs of each record. Private."""
+        assert isinstance(self._reader, (ByName, BySimilarity))
+        return self._reader.said(list(map(self._text, records)), lambda places: view.vectors(rows[places]))
 
     def _text(self, record: Mapping[str, Any]) -> str:
         """A record's input, and its output if it has one."""
@@ -144,11 +145,13 @@ def release_table(
     store: ExemplarStore,
     topics: Sequence[str],
     values: Sequence[str] | Mapping[str, Sequence[str]] | type[BaseModel],
-    budget: PrivacyBudget,
+    budget: PrivacyBudget | CheckedOpening,
     *,
     read: Literal["nearest", "named"] | Embeddings | Runnable[Any, Any] = "nearest",
     threshold: float | None = None,
+    read_name: str | None = None,
     at_most: int = 8,
+    records_per_owner: int | None = None,
     owners: int | None = None,
     output: str | Path | None = None,
     line: str | None = None,
@@ -165,7 +168,8 @@ def release_table(
         ``bool``) make the columns.
     budget
         Has a line for the mechanism "sum", whose rate is 1: for instance ``releases={"sum": 4, "vote": ...}`` if a
-        table is made each quarter, or a budget of its own. It counts all callers together (scope ``"shared"``).
+        table is made each quarter, or a budget of its own. It counts all callers together (scope ``"shared"``). Or a
+        function that opens it, as `PrivateHead.fit` takes one.
     read
         - "nearest" (default): a text says the values that it names, by whole words without case and accents, under the
           topics that it names; if it names none, under the topic that is nearest to it by the store's vectors.
@@ -175,16 +179,22 @@ def release_table(
         - a chain that takes a text, such as ``prompt | llm.with_structured_output(Model)``: a mapping or a model with
           "topic" and the columns, or a list of these. Each text is a private call of its own, one after the other. What
           is no topic or no value of the lists adds nothing, nor does a text on which the chain fails, while it answers
-          public ones after it. If it does not, it is waited for. The ledger knows no chain from another: go on with the
-          same one.
+          public ones after it. If it does not, it is waited for.
     threshold
         From -1 to 1, with `Embeddings` alone.
+    read_name
+        With a chain alone, its public name, such as its model and its prompt's version. An interrupted release goes on
+        under the same name alone. Without one the ledger knows no chain from another: go on with the same one.
     at_most
         The most pairs of topic and value that an owner gives: those that most of its texts say. An owner of m pairs
         adds 1/sqrt(m) to each.
+    records_per_owner
+        The most records that are read of an owner; of more its own coins choose. It bounds the calls of a chain. The
+        default reads all.
     owners
-        The number of owners, as a public number, for the warnings: without it, or one that the budget's line was
-        declared with, nothing warns of too few.
+        The number of owners, as a public number, without which nothing is checked. The number in the store is private:
+        without this one, or one that the budget's line was declared with, neither noise that is too large for the cells
+        nor a delta above 1/owners is warned of. The table's `PrivateTable.bars` still say what the noise hides.
     output
         A file for the table. Then an interrupted release goes on when it is called again with the same settings: it is
         charged once. This needs a budget that replays (``replay=True`` or ``"principal"``) and has no tickets.
@@ -194,23 +204,27 @@ def release_table(
     Raises `InvalidParameter` (as for topics or values that are equal without case and accents), `PlanMismatch`,
     `PrivacyBudgetExceeded`, `ModelUnavailable`, `StoreError`, which cost nothing, and after the charge `ReleaseFailed`,
     or `ModelLost` if a chain's model does not come back. Warns (`PrivacyWarning`) if the noise is too large for so many
-    cells and owners.
+    cells and owners: only with ``owners``.
     """
     if not isinstance(store, ExemplarStore):
         raise InvalidParameter("store", type(store).__name__, "an ExemplarStore")
-    domain = Domain(_texts("topics", topics), _columns(values))
+    domain = Domain(_texts("topics", topics), columns_of(values))
     if math.prod(domain.shape) > _MOST_CELLS:
         raise InvalidParameter("values", f"{math.prod(domain.shape)} cells", f"at most {_MOST_CELLS} with the topics")
     at_most = checks.whole("at_most", at_most)
+    if records_per_owner is not None:
+        records_per_owner = checks.whole("records_per_owner", records_per_owner)
     owners = None if owners is None else checks.whole("owners", owners)
-    check_budget(budget)
-    if budget.scope != "shared":
-        raise InvalidParameter("budget", f"scope={budget.scope!r}", "a shared budget: every caller meets the table")
-    reader = _reader(store, domain, read, threshold)
-    budget.watch(store)
-    release = TableRelease(store, budget, domain, reader, at_most, owners, line)
+    if isinstance(values, type) and isinstance(read, Runnable) and "topic" not in values.model_fields:
+        raise InvalidParameter("values", values.__name__, 'a model with a field "topic", which the chain fills')
+    reader = _reader(store, domain, read, threshold, read_name)
+
+    def release_on(budget: PrivacyBudget) -> TableRelease:
+        return TableRelease(store, budget, domain, reader, at_most, owners, line, records_per_owner)
+
+    release = on_budget(release_on, budget, store, output, "table")
     if release.owners:
-        warn_of_delta(budget, release.owners, stacklevel=3)
+        warn_of_delta(release.budget, release.owners, stacklevel=3)
         _warn_of_noise(domain, release.owners, release.line.parameter)
 
     def table_of(sums: NDArray[np.int64], receipt: Receipt) -> PrivateTable:
@@ -243,7 +257,8 @@ def _texts(name: str, texts: object) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _columns(values: object) -> dict[str, tuple[str, ...]]:
+def columns_of(values: object) -> dict[str, tuple[str, ...]]:
+    """The values by column: of a list, a mapping or a model. Raises `InvalidParameter` for anything else."""
     if isinstance(values, type) and issubclass(values, BaseModel):
         found = {name: _choices(field.annotation) for name, field in values.model_fields.items() if name != "topic"}
         columns = {name: choices for name, choices in found.items() if choices}
@@ -267,10 +282,12 @@ def _choices(annotation: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _reader(store: ExemplarStore, domain: Domain, read: Any, threshold: float | None) -> TextReader:
+def _reader(store: ExemplarStore, domain: Domain, read: Any, threshold: float | None, name: str | None) -> TextReader:
     """The reader, tried on what is public. Raises `InvalidParameter`, and `ModelUnavailable` if its model fails."""
     if threshold is not None and not isinstance(read, Embeddings):
         raise InvalidParameter("threshold", threshold, "left out, but with read=Embeddings")
+    if name is not None and (isinstance(read, (str, Embeddings)) or not isinstance(name, str)):
+        raise InvalidParameter("read_name", name, "a text, and left out but with a chain")
     if isinstance(read, str):
         if read not in ("nearest", "named"):
             raise InvalidParameter("read", read, '"nearest", "named", the store\'s embeddings or a chain')
@@ -284,6 +301,6 @@ def _reader(store: ExemplarStore, domain: Domain, read: Any, threshold: float | 
         return BySimilarity(domain, embed(store.embeddings, domain.topics), embed(store.embeddings, values), least)
     if not isinstance(read, Runnable) and not callable(read):
         raise InvalidParameter("read", type(read).__name__, '"nearest", "named", the store\'s embeddings or a chain')
-    reader = ByChain(domain, coerce_to_runnable(read))
+    reader = ByChain(domain, coerce_to_runnable(read), name)
     reader.check()
     return reader

@@ -455,6 +455,41 @@ def test_commands_refuse_and_skip_as_the_check_does(tmp_path: Path, model: Embed
     assert SECRET not in out + err + told
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "fit --labels good,bad --output h.npz",
+        "answer --mode label-vote --labels good,bad --question x --threshold 0.1 --eligible 4",
+        "table --topics text --values a,b --output t.json",
+        "topics",
+        "synthesize --inputs r.txt --output o.jsonl --input-key text --output-key label",
+    ],
+)
+def test_a_command_without_an_owner_key_says_once_that_the_bound_is_a_records(
+    command: str, tmp_path: Path, model: Embeddings, capsys: Any
+) -> None:
+    """Each command reads the file, says so, and refuses the ledger. Names of a header are shown; of JSON lines, whose
+    fields are the records', none."""
+    (tmp_path / "r.txt").write_text("one\n")
+    rows = [{"customer": f"p{i // 2}", "text": f"text {i}", "label": ("good", "bad")[i % 2]} for i in range(8)]
+    (tmp_path / "r.csv").write_text(csv_of(",", *[",".join(row.values()) for row in rows], header=",".join(rows[0])))
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    told = {}
+    for name, *owner in (("r.csv",), ("r.jsonl",), ("r.csv", "--owner-key", "customer"), ("r.csv", "--owner-key", "")):
+        more = f"--data {name} --epsilon 1 --store {len(told)}.db --ledger nothing://x"
+        code, _, err = run(capsys, *command.split(), *more.split(), *owner)
+        *said, refused = err.splitlines()
+        assert (code, "not on 'nothing'" in refused) == (1, True)
+        told[name, *owner] = said
+    (of_csv,), (of_json,), *others = told.values()
+    assert others == [[], []]
+    for words in ("'r.csv': without --owner-key", "for each record, not for each person", "--owner-key ''"):
+        assert words in of_csv
+    assert "'customer', 'text', 'label'" in of_csv
+    assert "customer" not in of_json
+    assert "`dpicl check-data` shows the columns" in of_json
+
+
 @pytest.mark.filterwarnings("ignore:.*owners")
 def test_a_kept_store_follows_its_file_and_embeds_only_what_is_new(
     tmp_path: Path, model: Counting, capsys: Any

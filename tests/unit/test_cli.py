@@ -38,9 +38,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def answer(data: Path, *more: str) -> list[str]:
-    """A large epsilon, so that the noise is nearly nothing and answers can be compared."""
+    """A large epsilon, so that the noise is nearly nothing and answers can be compared. Each record is an owner."""
     shape = [] if "--calls" in more else ["--members", "10", "--shots", "2"]
-    return ["answer", "--data", str(data), *"--labels a,b --epsilon 300 --releases 30".split(), *shape, *more]
+    always = "--labels a,b --epsilon 300 --releases 30 --owner-key=".split()
+    return ["answer", "--data", str(data), *always, *shape, *more]
 
 
 def test_an_answer_comes_with_its_receipt(data: Path, capsys: Any) -> None:

@@ -28,6 +28,12 @@ def gate(**more: Any) -> Gate:
     return Gate(**{**numbers, "options": FrozenMapping(), "rate": 0.1, "tickets": 200, **more})
 
 
+@pytest.fixture
+def one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solve no plan for other rates and counts than the line's own: the test looks at none of them."""
+    monkeypatch.setattr(Gate, "noise", lambda *_: 2.0)
+
+
 def test_the_issue_s_own_line_says_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(VOTE) == 0
     shown = capsys.readouterr()
@@ -148,6 +154,7 @@ def test_every_mechanism(
     assert f"{parameter} at this epsilon, and ({signal})" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("one_plan")
 def test_one_owner_per_call_behind_a_gate(capsys: pytest.CaptureFixture[str]) -> None:
     """All outputs count. A cap takes noise for two counts that move, and not for one bit; and half of an eps0."""
     line = VOTE.replace("--members 20 --shots 1", "--calls 20")
@@ -166,6 +173,7 @@ def test_one_owner_per_call_behind_a_gate(capsys: pytest.CaptureFixture[str]) ->
     assert "nothing is amplified" in shown.err
 
 
+@pytest.mark.usefixtures("one_plan")
 def test_a_gated_plan_of_shared_buckets_names_the_calls_of_one_owner_each(capsys: pytest.CaptureFixture[str]) -> None:
     """With the numbers of the plan of as many calls, for the same lead; and so does its refusal."""
     found = answer(VOTE, capsys)["lines"]["vote-winner"]["choice"]["one_owner_per_call"]
@@ -288,9 +296,9 @@ def test_two_pictures_are_drawn(
         ]
 
 
-def test_a_picture_that_cannot_be_written_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("one_plan")
+def test_a_picture_that_cannot_be_written_is_a_refusal(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(Gate, "noise", lambda *_: 2.0)  # what is drawn plays no part here
     with pytest.raises(InvalidParameter, match="can be written"):
         run(f"{VOTE} --plot {tmp_path}/no/such/folder.png")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from plan_command import answer, run
 
-from langchain_dpicl import PoissonExampleSelector, PrivacyBudget, PrivateHead
+from langchain_dpicl import PoissonExampleSelector, PrivacyBudget, PrivateHead, release_table, release_topics
 from langchain_dpicl.aggregators import KINDS
 from langchain_dpicl.cli import head, main, parse
 from langchain_dpicl.cli import plan as plan_module
@@ -31,6 +31,8 @@ TARGET = "plan --epsilon 3 --delta 1e-5 --owners 6920 --members 10 --shots 4 --r
     ("place", "method", "documented"),
     [
         (("once/head.py", "PrivateHead", "fit"), PrivateHead.fit, PrivateHead.fit),
+        (("once/tables_release.py", "release_table"), release_table, release_table),
+        (("once/topics_release.py", "release_topics"), release_topics, release_topics),
         (("selection/__init__.py", "PoissonExampleSelector"), PoissonExampleSelector, PoissonExampleSelector),
         (("budget/budget.py", "PrivacyBudget"), PrivacyBudget, PrivacyBudget),
     ],
@@ -113,6 +115,36 @@ def test_a_new_parameter_of_a_fit_has_its_option_and_reaches_the_fit(
     assert "owners" not in asked, "the default counts"
 
 
+# -- table -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_parameter_of_a_table_that_a_text_can_give_has_an_option() -> None:
+    elsewhere = {
+        "store": "data",
+        "budget": "epsilon",
+        "line": "tables",  # the budget has one line
+    }
+    options = vars(parse("table --data d.csv --topics a,b --values c --epsilon 1 --output t.json".split()))
+    for name in inspect.signature(release_table).parameters:
+        assert (elsewhere.get(name, name) in options) == (name != "read_name"), name  # no text gives a chain
+
+
+# -- topics ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_parameter_of_topics_that_a_text_can_give_has_an_option() -> None:
+    elsewhere = {
+        "store": "data",
+        "budget": "epsilon",
+        "terms_line": "reports",  # the budget has two lines
+        "line": "reports",
+        "llm": "model",
+    }
+    options = vars(parse("topics --data d.csv --epsilon 1 --output t.json".split()))
+    for name in inspect.signature(release_topics).parameters:
+        assert (elsewhere.get(name, name) in options) == (name not in ("terms", "words")), name
+
+
 # -- plan --------------------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +212,8 @@ def test_shares_may_be_given_one_by_one(capsys: pytest.CaptureFixture[str]) -> N
     ("command", "not_needed"),
     [
         ("fit", {"langchain_core", "numpy", "pydantic"}),
+        ("table", {"langchain_core", "numpy", "pydantic"}),
+        ("topics", {"langchain_core", "numpy", "pydantic"}),
         ("answer", {"langchain_core", "numpy", "pydantic"}),
         ("plan", {"langchain_core", "sqlalchemy", "pydantic"}),
     ],

@@ -18,11 +18,11 @@ from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_core.language_models import FakeListLLM
 from langchain_core.output_parsers import JsonOutputParser
 from langchain_core.runnables import RunnableLambda
-from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 from scipy.integrate import quad
 from scipy.special import ndtr
 from scipy.stats import norm
+from sum_noise import Noise
 
 from langchain_dpicl import ExemplarStore, PrivacyBudget, PrivateTable, release_table
 from langchain_dpicl.errors import (
@@ -38,36 +38,11 @@ from langchain_dpicl.once import sums, tables_release
 from langchain_dpicl.once.steps import LATTICE
 from langchain_dpicl.once.table import simultaneous_bars
 from langchain_dpicl.once.tables_reading import Domain, folded
-from langchain_dpicl.privacy.noise import SecureRandomness
 
 EMBEDDINGS = DeterministicFakeEmbedding(size=6)
 TOPICS = ["The Vaults", "Café Sol", "Old Mill"]
 COLUMNS = {"near": ["Harbour", "Castle", "Town Hall"], "kind": ["pub", "coffee shop"]}
 CANARY = "Zebedee Quill, born 12 May"
-
-
-class Noise(SecureRandomness):
-    """Noise from a seed; ``asked`` keeps each sigma and size. Stops before draw ``stop``."""
-
-    def __init__(self, seed: int = 0, stop: int | None = None, scale: float = 1.0) -> None:
-        self.generator = np.random.default_rng(seed)
-        self.asked: list[tuple[float, int]] = []
-        self.stop = stop
-        self.scale = scale
-
-    def discrete_gaussian(self, sigma: float, size: int) -> NDArray[np.int64]:
-        if len(self.asked) == self.stop:
-            raise KeyboardInterrupt
-        self.asked.append((sigma, size))
-        return np.rint(self.scale * self.generator.normal(0.0, sigma, size)).astype(np.int64)
-
-
-@pytest.fixture
-def silence(monkeypatch: pytest.MonkeyPatch) -> Noise:
-    """Noise of zero, so that a table shows the sums."""
-    source = Noise(scale=0.0)
-    monkeypatch.setattr(sums, "SecureRandomness", lambda: source)
-    return source
 
 
 def text_of(i: int) -> str:
@@ -172,6 +147,9 @@ def test_bad_input_costs_nothing(budgets: Any, tmp_path: Path) -> None:
         ({"read": "by heart"}, "read"),
         ({"read": 3}, "read"),
         ({"threshold": 0.5}, "threshold"),
+        ({"read_name": "prompt"}, "read_name"),
+        ({"read": lambda _: {}, "read_name": 3}, "read_name"),
+        ({"records_per_owner": 0}, "records_per_owner"),
         ({"read": EMBEDDINGS}, "threshold"),
         ({"read": EMBEDDINGS, "threshold": 2.0}, "threshold"),
         ({"output": tmp_path, "budget": budgets()}, "output"),
@@ -294,6 +272,12 @@ class Visit(BaseModel):
     note: str = ""
 
 
+class Topicless(BaseModel):
+    """An answer that names no topic."""
+
+    kind: Literal["pub", "coffee shop"]
+
+
 def test_a_chain_reads_each_text_by_a_call_of_its_own_and_what_is_no_value_adds_nothing(
     silence: Noise, budgets: Any
 ) -> None:
@@ -321,6 +305,64 @@ def test_a_chain_reads_each_text_by_a_call_of_its_own_and_what_is_no_value_adds_
         release_table(store_of(rows), TOPICS, Visit, budgets(), read=lambda text: 1 / 0, owners=1000)
     with pytest.raises(InvalidParameter, match="values"):
         release_table(store_of(rows), TOPICS, BaseModel, budgets(), read=answer)
+    with pytest.raises(InvalidParameter, match='a field "topic"'):
+        release_table(store_of(rows), TOPICS, Topicless, budgets(), read=RunnableLambda(answer))
+
+
+def test_of_an_owner_so_many_records_are_read_and_its_own_coins_choose_them(silence: Noise, budgets: Any) -> None:
+    """Twenty records of one owner, each with a pair of its own, before and after others' single ones."""
+    values = [f"v{i}" for i in range(20)]
+    calls: list[str] = []
+
+    def answer(text: str) -> Any:
+        calls.append(text)
+        return {"topic": "Old Mill", "value": text}
+
+    rows = [("a", "v0"), *(("many", value) for value in values), ("z", "v1")]
+    for read in ("named", RunnableLambda(answer)):
+        texts = [(owner, f"Old Mill {text}" if read == "named" else text) for owner, text in rows]
+        how: dict[str, Any] = {"read": read, "owners": 1000, "at_most": 100}
+        chosen = []
+        for _ in range(4):
+            table = release_table(store_of(texts), TOPICS, values, budgets(), records_per_owner=5, **how)
+            assert table.reading == {"records": 7, "silent": 0}
+            own = table.counts[2].copy()
+            own[[0, 1]] -= 1
+            assert sorted(np.round(own[own > 0.01], 3)) == [0.447] * 5
+            chosen.append(tuple(np.flatnonzero(own > 0.01)))
+        assert len(set(chosen)) > 1  # all four are equal with probability 15504^-3 = 3e-13
+    assert release_table(store_of(texts), TOPICS, values, budgets(), **how).reading["records"] == 22
+
+
+def test_a_chain_may_have_a_public_name_under_which_alone_its_release_goes_on(
+    budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, budget, output = ordinary(3), budgets(), tmp_path / "table.json"
+    how: dict[str, Any] = {"read": lambda _: {}, "output": output}
+    interrupted(0, monkeypatch, store, TOPICS, COLUMNS, budget, read_name="prompt 1", **how)
+    for other in ("prompt 2", None):
+        with pytest.raises(InvalidParameter, match="same settings"):
+            release_table(store, TOPICS, COLUMNS, budget, read_name=other, **how)
+    release_table(store, TOPICS, COLUMNS, budget, read_name="prompt 1", **how)
+    assert budget.spent() == 1
+
+
+def test_a_function_opens_the_budget_when_the_rest_is_checked(budgets: Any, tmp_path: Path) -> None:
+    """As of a head: what another budget would refuse is refused before this one is opened."""
+    asked: list[PrivacyBudget] = []
+
+    def opening(check: Any) -> PrivacyBudget:
+        check(budgets())
+        asked.append(budgets())
+        return asked[-1]
+
+    (tmp_path / "there.json").touch()
+    for wrong in ({"output": tmp_path / "there.json"}, {"line": "votes"}, {"at_most": 0}, {"records_per_owner": 0}):
+        with pytest.raises(InvalidParameter):
+            release_table(ordinary(3), TOPICS, COLUMNS, opening, **wrong)
+    assert not asked
+    release_table(ordinary(3), TOPICS, COLUMNS, opening)
+    assert asked[0].spent() == 1
 
 
 def test_a_text_that_ends_the_model_takes_no_other_text_with_it(
@@ -435,6 +477,7 @@ def test_the_first_value_is_known_if_its_margin_clears_the_bar() -> None:
     assert empty.margin > empty.bars.margin
     assert not empty.is_known  # ahead by far, but nobody need have said it
     assert table.top("Café Sol", "kind").is_known
+    assert table.answers() == [table.top(topic, column) for topic in TOPICS for column in COLUMNS]
     assert not table_of(np.array(COUNTS) / 8).top("Café Sol", "kind", confidence=1 - 1e-9).is_known
     for topic, column, named in (
         ("Mill", "near", "topic"),
