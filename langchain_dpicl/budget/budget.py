@@ -7,7 +7,6 @@ import math
 import os
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -403,10 +402,10 @@ class PrivacyBudget(Accounting, Closed):
                 "chain before the first release (a DPAggregate declares its line), call budget.declare(line, "
                 "mechanism, rate), or give releases={line: LineRequest(...)}; nothing was charged"
             )
-        alike = Counter(line.mechanism for line, _ in self._declared.values())
+        paying = sum(line.family.release_delta > 0.0 for line, _ in self._declared.values())
         found = {}
         for name, (line, stated) in self._declared.items():
-            choices = line.family.chosen(self.delta, line.rate, counts[name], alike[line.mechanism])
+            choices = line.family.chosen(self.delta, line.rate, counts[name], paying)
             open_ones = {key: value for key, value in choices.items() if terms.option_name(key) not in stated}
             found[name] = replace(line, count=counts[name], options={**line.options, **open_ones})
         return found

@@ -46,9 +46,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
+from functools import lru_cache, reduce
+from typing import Literal, Self
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -94,6 +96,9 @@ That of l is at most 2^-53 (eps0 - tau is exact if tau is above half of eps0). I
 
 _STEP_ERROR = 1e-12
 """Bound on the relative rounding error of one step of the recursion."""
+
+_AT_ONCE = 1 << 16
+"""A step works on about so many values at once: half a megabyte, which stays in a core's cache."""
 
 _FEW = 4
 """Up to this number of releases a curve has a grid of its own: it takes little time, and a shared one costs more."""
@@ -145,6 +150,17 @@ class Trials:
         mean = self.of_u.reshape(column) * at_u
         mean += self.of_v.reshape(column) * at_v
         return mean
+
+    def split(self, size: int) -> Iterator[Trials]:
+        """Return parts of so many trials, in order. The largest of their bounds is the largest of all."""
+        for start in range(0, self.of_u.size, size):
+            yield self._part(slice(start, start + size))
+
+    def _part(self, held: slice) -> Self:
+        part = copy(self)
+        part.log_u, part.log_v = self.log_u[held], self.log_v[held]
+        part.of_u, part.of_v = self.of_u[held], self.of_v[held]
+        return part
 
 
 class PairFamily(ABC):
@@ -300,6 +316,13 @@ class RangeTrials(Trials):
         bend += np.maximum(mean[1:], mean[:-1])
         return bend
 
+    def split(self, size: int) -> Iterator[Trials]:
+        """Return parts of so many intervals. Two neighbours share the trial between them."""
+        for start in range(0, self._share.size, size):
+            part = self._part(slice(start, start + size + 1))
+            part._share = self._share[start : start + size]
+            yield part
+
 
 def _tau(eps0: float, intervals: int = _INTERVALS) -> FloatArray:
     """The trials of a curve: evenly spaced in e^(-tau / 2), which evens out what the intervals cost."""
@@ -364,28 +387,36 @@ class _Step:
 
     def __init__(self, trials: Trials, below: int, above: int, step: float) -> None:
         places = np.asarray(np.arange(-below, above + 1) * step, np.float64)
-        self._trials = trials
         self._beyond = trials.beyond * np.exp(np.minimum(places, 0.0))
         self._reach = math.ceil(max(trials.highest, -trials.lowest) / step * (1.0 + trials.error)) + 2
-        ratios = (trials.log_u, trials.log_v)
+        self._padded = np.empty(places.size + 2 * self._reach)
         self._sides = [
-            (0, [_Filter(log_r, places[:below], step, -trials.error) for log_r in ratios]),
-            (below, [_Filter(log_r, places[below:], step, trials.error) for log_r in ratios]),
+            self._side(trials, 0, places[:below], step, -trials.error),
+            self._side(trials, below, places[below:], step, trials.error),
+        ]
+
+    def _side(
+        self, trials: Trials, first: int, places: FloatArray, step: float, error: float
+    ) -> tuple[FloatArray, list[_Filter]]:
+        """Stretches of V - V_0 as long as these places, and the filters that read them, for some trials each."""
+        at_once = max(1, _AT_ONCE // (4 * places.size))
+        return sliding_window_view(self._padded, places.size), [
+            _Filter(part, places, step, self._reach + first, error) for part in trials.split(at_once)
         ]
 
     def __call__(self, values: FloatArray) -> FloatArray:
-        padded = np.pad(values, self._reach, mode="edge")
-        bounds = [
-            self._trials.bounds(*(of_ratio(padded, self._reach + at) for of_ratio in filters))
-            for at, filters in self._sides
-        ]
-        values = np.concatenate([each.max(axis=0) for each in bounds]) * (1.0 + _STEP_ERROR)
+        reach = self._reach
+        self._padded[:reach] = values[0]
+        self._padded[reach:-reach] = values
+        self._padded[-reach:] = values[-1]
+        largest = [reduce(np.maximum, (bounds(windows) for bounds in filters)) for windows, filters in self._sides]
+        values = np.concatenate(largest) * (1.0 + _STEP_ERROR)
         values += self._beyond
         return np.maximum(values, 1e-280, out=values)  # denormal numbers are slow
 
 
 class _Filter:
-    """F(r) for each trial's ratio r and each of some places a on one side of 1.
+    """The largest of some trials' bounds on E[F(r)], for each of some places a on one side of 1.
 
     The sign of ``error`` is + for a >= 1, where F(r) = r V(a / r) grows with r, and - for a < 1, where F(r) =
     r V(a / r) - r + a falls: r is rounded that way.
@@ -395,33 +426,38 @@ class _Filter:
 
         t = log r / step - moves,    s = (e^(-t step) - 1) / (e^-step - 1).
 
-    Both count times r. The corner is F(r) for V_0: r - a for 1 <= a < r, and a - r for r < a < 1.
+    Both count times r. The corner is F(r) for V_0: r - a for 1 <= a < r, and a - r for r < a < 1. So it is one of the
+    larger ratio for a >= 1, and of the smaller one for a < 1.
     """
 
-    def __init__(self, log_r: FloatArray, places: FloatArray, step: float, error: float) -> None:
-        log_r = log_r + error * np.abs(log_r)
-        sign = math.copysign(1.0, error)
+    def __init__(self, trials: Trials, places: FloatArray, step: float, first: int, error: float) -> None:
+        log_r = np.concatenate([trials.log_u, trials.log_v])
+        log_r += error * np.abs(log_r)
         moves = np.floor(log_r / step)
         share = np.expm1((moves - log_r / step) * step) / math.expm1(-step)
-        self._places = places.size
-        self._moves = moves.astype(np.int64)
-        self._upper, self._lower = ((np.exp(log_r) * each)[:, None] for each in (1.0 - share, share))
+        starts = first - moves.astype(np.int64)
+        self._starts = np.concatenate([starts, starts - 1])
+        self._factors = np.concatenate([np.exp(log_r) * each for each in (1.0 - share, share)])[:, None]
+        self._trials = trials
+        size = trials.of_u.size
+        sign = math.copysign(1.0, error)
+        self._cornered = slice(0, size) if sign > 0 else slice(size, 2 * size)
+        log_r = log_r[self._cornered, None]
         held = int(np.count_nonzero(sign * places < (sign * log_r).max()))
         self._near = slice(0, held) if sign > 0 else slice(places.size - held, places.size)
         near = places[self._near]
-        least = np.minimum(log_r[:, None], near)
-        self._corner = np.exp(least) * np.expm1(np.maximum(sign * (log_r[:, None] - near), 0.0))
+        self._corner = np.exp(np.minimum(log_r, near)) * np.expm1(np.maximum(sign * (log_r - near), 0.0))
 
-    def __call__(self, padded: FloatArray, offset: int) -> FloatArray:
-        """``padded`` holds V - V_0, with the first of the places at ``offset``."""
-        windows = sliding_window_view(padded, self._places)
-        values = windows[offset - self._moves]
-        values *= self._upper
-        lower = windows[offset - self._moves - 1]
-        lower *= self._lower
-        values += lower
-        values[:, self._near] += self._corner
-        return values
+    def __call__(self, windows: FloatArray) -> FloatArray:
+        """``windows`` are stretches of V - V_0 by their first place; that of ratio 1 begins at ``first``."""
+        values = windows[self._starts]
+        values *= self._factors
+        size = self._trials.of_u.size
+        at_r = values[: 2 * size]
+        at_r += values[2 * size :]
+        at_r[self._cornered, self._near] += self._corner
+        largest: FloatArray = np.maximum.reduce(self._trials.bounds(at_r[:size], at_r[size:]))
+        return largest
 
 
 @lru_cache(maxsize=256)

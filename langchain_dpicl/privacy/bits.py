@@ -90,22 +90,29 @@ class _CoinPairs(PairFamily):
         gap between heads with it and without, and tails with it."""
 
     def trials(self, rate: float) -> Trials:
-        absent, absent_low, gap, present_low = self.coins()
-        if gap.size > _MOST:
-            kept, wider = _covering(absent, absent_low, gap)
-            absent = absent[kept]
-            absent_low = absent_low[kept]
-            gap = gap[kept] * wider
-            present_low = absent_low - gap
-        near = np.log1p(-np.minimum(gap / absent_low, 0.5))
-        ratios = np.log1p(gap / absent), np.where(gap < 0.5 * absent_low, near, np.log(present_low / absent_low))
+        ratios, weights = _of_all(self)
         if rate < 1.0:
             ratios = mixed(ratios[0], rate), mixed(ratios[1], rate)
-        return Trials(ratios, (absent, absent_low), _ERROR, rate * self.beyond)
+        return Trials(ratios, weights, _ERROR, rate * self.beyond)
 
     def deviation(self, rate: float) -> float:
         trials = self.trials(rate)
         return math.sqrt(float((trials.of_u * trials.log_u**2 + trials.of_v * trials.log_v**2).max()))
+
+
+@lru_cache(maxsize=256)
+def _of_all(pairs: _CoinPairs) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
+    """The logarithms of the ratios of the pairs to try, before amplification, and their weights."""
+    absent, absent_low, gap, present_low = pairs.coins()
+    if gap.size > _MOST:
+        kept, wider = _covering(absent, absent_low, gap)
+        absent = absent[kept]
+        absent_low = absent_low[kept]
+        gap = gap[kept] * wider
+        present_low = absent_low - gap
+    near = np.log1p(-np.minimum(gap / absent_low, 0.5))
+    ratios = np.log1p(gap / absent), np.where(gap < 0.5 * absent_low, near, np.log(present_low / absent_low))
+    return ratios, (absent, absent_low)
 
 
 @dataclass(frozen=True)

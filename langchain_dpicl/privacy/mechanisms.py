@@ -23,11 +23,14 @@ from langchain_dpicl.privacy.profile import (
     BoundedRanges,
     DiscreteGaussian,
     Gaussian,
+    GaussianOrAll,
     GaussianWinner,
     OneBit,
     Profile,
     ProposeTestRelease,
     lattice_multiplier,
+    lattice_quantile,
+    lattice_tail,
 )
 from langchain_dpicl.privacy.votes import BIT, EXPONENTIAL, GAUSSIAN, WINNER, VoteNoise, flip_probability
 
@@ -242,10 +245,10 @@ class PTR(_NoisySum):
 
 
 def default_delta0(delta: float, rate: float, count: int, lines: int = 1) -> float:
-    """PTR's delta0 if nobody chose one: half of delta for the failed tests of all `lines` PTR lines of a plan.
+    """A delta0 that nobody chose: half of delta is for the delta0 of all releases of the `lines` lines that have one.
 
-    A test that fails wrongly is paid at every release, amplified by the rate: rate * count * delta0 for a line. So each
-    release gets delta / 2 / (rate * count * lines); never above delta / 2 nor 0.25. Three digits, rounded down.
+    It is paid at every release, amplified by the rate: rate * count * delta0 for a line. So each release gets
+    delta / 2 / (rate * count * lines); never above delta / 2 nor 0.25. Three digits, rounded down.
     """
     expected = max(1.0, rate * count * lines)
     return max(1e-300, round_digits(min(0.25, delta / 2.0 / expected), 3, -1))
@@ -436,6 +439,104 @@ class Sum(Mechanism):
         return Gaussian(lattice_multiplier(parameter / self.step, 1.0 / self.step))
 
 
+@dataclass(frozen=True)
+class Terms(Mechanism):
+    """Terms that enough owners give, of no listed domain, with their noisy counts: a Gaussian, or delta0.
+
+    Statement. An owner gives a set of m <= ``at_most`` terms: a function of its own records, its own coins and public
+    values. Each of them gets the weight w_m = floor(1 / (sqrt(m) step)) lattice steps at most. The counts of exactly
+    the terms that somebody gave are the sums of their owners' weights, each gets discrete Gaussian noise X, and the
+    terms whose noisy count is at least tau are released with it. Here tau (`threshold`) is a public number with
+
+        1 - P(X < tau - w_m)^m <= delta0  for every m from 1 to at_most.
+
+    Let z be the Gaussian's multiplier sqrt(sigma^2 - 4 step^2) (`lattice_multiplier`), G its delta(eps), and
+    l = -log(1 - delta0). Adding or removing an owner, with all its records, costs in both directions
+
+        max(l, G(eps))  at each eps >= 0, if 2 z l is at most the normal density at max(1, 1 / (2 z)),
+
+    which holds for all that is of use, and delta0 + (1 - delta0) G(eps) in any case.
+
+    Proof. Let t of the owner's m terms be given by nobody else, and s = t / m. Without the owner, let Q be the law of
+    the release: it is a function of the Gaussian mechanism's noisy counts of the terms that others give. With the
+    owner, let E be the event that none of the t terms reaches tau. Their counts are w_m at most and their noise is
+    independent of all other noise, so E has probability 1 - p = P(X < tau - w_m)^t or more: p <= 1 - (1 - delta0)^s.
+    Given E, the release has a law A: the same function of the same counts, moved by the owner's other m - t weights,
+    of norm sqrt(1 - s) at most, with a delta(eps) of G_s. So the law with the owner is P = (1 - p) A + p B, with some
+    B. For every event T and a = e^eps
+
+    - remove: P(T) - a Q(T) <= p + (1 - p) (A(T) - a Q(T)) <= p + (1 - p) G_s(eps),
+    - add: Q(T) - a P(T) <= p Q(T) + (1 - p) (Q(T) - a A(T)) <= p + (1 - p) G_s(eps).
+
+    These grow with p, and G_s <= G: the second bound. For the first, p <= 1 - e^(-l s) <= l s, so that the cost is at
+    most H(u) = (1 - u) l + G_(1-u)(eps), where u = 1 - s is the square of the norm. H(0) = l, H(1) = G(eps). By the
+    closed form of G the derivative of G_(1-u) by u is g(u) = phi(sqrt(u) / (2 z) - eps z / sqrt(u)) / (2 z sqrt(u)),
+    with the normal density phi. Its logarithm has one maximum: g rises to it, and falls from there on (at eps = 0 it
+    falls). If it rises up to u = 1, which is so for eps^2 >= 1 / (4 z^4) + 1 / z^2, H is convex. Else the argument
+    of phi at u = 1 is at most max(1, 1 / (2 z)) either way, so g(1) >= l by the condition, and once g is above l it
+    stays there: H falls, and then rises. In both cases H is largest at an end.
+
+    The owner's terms are fixed in this, by its own coins; mixing over these keeps the bounds, as Q does not depend on
+    them. Each release pays delta0 again: nothing of E is shared between two.
+
+    The maximum over m is needed below sigma 2 (at delta0 5e-6; below 5 at 1e-30), where a single term of weight 1
+    passes tau more easily than one of many lighter ones. With "noise <= tau - w" in place of "<" delta0 is short by one
+    atom.
+    """
+
+    name = "terms"
+    parameter = "sigma"
+    low = 0.11
+    high = 1e6
+    noisier = +1
+    neighbours = "one owner added or removed, at a rate of 1: its terms' counts move by at most 1 together"
+    words = (
+        "the terms that enough owners give, at most {at_most:g} each, with their counts on a lattice of {step:g} plus "
+        "discrete Gaussian noise of standard deviation {p:g} (delta0 {delta0:g} at every release)"
+    )
+    all_take_part = True
+
+    delta0: float = number("delta0, the probability of releasing after a failed test", 1e-300, 0.5)
+    at_most: int = count("the most terms that an owner gives", 1000, 8)
+    step: float = _lattice(2.0**-36)
+
+    @property
+    def release_delta(self) -> float:
+        return self.delta0
+
+    @classmethod
+    def chosen(cls, delta: float, rate: float, count: int, lines: int) -> Options:
+        return {"delta0": default_delta0(delta, rate, count, lines)}
+
+    def build(self, parameter: float) -> Profile:
+        multiplier = lattice_multiplier(parameter / self.step, 1.0 / self.step)
+        seen = math.nextafter(-math.log1p(-self.delta0), 1.0)
+        density = math.exp(-0.5 * max(1.0, 0.5 / multiplier) ** 2) / math.sqrt(2.0 * math.pi)
+        if 2.0 * multiplier * seen <= density:
+            return ProposeTestRelease(multiplier, seen)
+        return GaussianOrAll(multiplier, self.delta0)
+
+    def largest_weight(self, terms: int) -> int:
+        """The largest weight of each term of an owner who gives so many, in lattice steps."""
+        return math.floor(1.0 / (self.step * math.sqrt(terms)))
+
+    def threshold(self, parameter: float) -> int:
+        """The noisy count from which a term is released, in lattice steps, rounded up."""
+        sigma = parameter / self.step
+        found = 0
+        for terms in range(1, self.at_most + 1):
+            each = -math.expm1(math.log1p(-self.delta0) / terms)
+            found = max(found, self.largest_weight(terms) + lattice_quantile(each, sigma))
+        return found
+
+    def sharing_bound(self, parameter: float, owners: int, terms: int = 1) -> float:
+        """At least the probability that a term of exactly so many owners is released, if each gives so many terms.
+
+        For one owner it is at most delta0. It says nothing of a promise: the promise is the profile's.
+        """
+        return lattice_tail(self.threshold(parameter) - owners * self.largest_weight(terms), parameter / self.step)
+
+
 _ALL: tuple[type[Mechanism], ...] = (
     Vote,
     VoteWinner,
@@ -451,6 +552,7 @@ _ALL: tuple[type[Mechanism], ...] = (
     Tokens,
     Head,
     Sum,
+    Terms,
 )
 
 MECHANISMS: Mapping[str, type[Mechanism]] = FrozenMapping({each.name: each for each in _ALL})

@@ -28,6 +28,10 @@ _PLACES = 1 << 19
 """Places of the grids for partial counts: a quarter of those that a plan is certified on, in less time."""
 
 
+_LARGEST = 500.0
+"""From this epsilon on e^epsilon nears the end of the floating-point range."""
+
+
 @dataclass(frozen=True)
 class CallCosts:
     """One member's call: tokens in and out, and prices per million tokens in any currency."""
@@ -89,6 +93,29 @@ class PrivacyPlan:
     def certified_epsilon(self) -> float:
         """The accountant's upper bound at full count: at most `epsilon` for a solved plan."""
         return PLDAccountant().epsilon([line.line(line.parameter) for line in self.lines.values()], self.delta)
+
+    @cached_property
+    def _replaced_epsilon(self) -> float:
+        """The certified epsilon at `delta` when all exemplars of one owner are replaced by others.
+
+        Let P, Q and R be the laws of all answers: with the owner's exemplars, without the owner, with the others in
+        their place. P and Q are neighbours of the plan, and so are Q and R. If the plan is (a, d)-DP and (b, e)-DP,
+        every event S has
+
+            P(S) <= e^a Q(S) + d <= e^(a + b) R(S) + e^a e + d.
+
+        So a + b holds at delta for d = delta / 2 and e = delta / 2 e^-a. With a = b = epsilon and d = e = the plan's
+        delta it is epsilon 2 a at delta (1 + e^a) d. The two losses do NOT add up as those of two releases do: a
+        Gaussian of multiplier z becomes one of z / 2, and two releases are one of z / sqrt(2).
+
+        Infinite where infinite losses (PTR's delta0) alone weigh more than d or e.
+        """
+        accountant = PLDAccountant(_PLACES, shared=True)
+        schedule = [line.line(line.parameter) for line in self.lines.values()]
+        first = accountant.epsilon(schedule, self.delta / 2.0)
+        if first > _LARGEST:
+            return math.inf
+        return first + accountant.epsilon(schedule, self.delta / 2.0 * math.exp(-first) * (1.0 - 1e-12))
 
     def verify(self) -> Verification:
         """Compute our epsilon, prv-accountant's and dp-accounting's, for each line and for all lines together.
@@ -160,6 +187,10 @@ class PrivacyPlan:
         release says that the members abstain if all do, and a flag for one that is high
         enough to count.
 
+        ``replaced`` is for the other common neighbours: all exemplars of one owner are
+        replaced by others. ``epsilon`` holds at the plan's delta (None: no finite bound
+        there), and ``group_epsilon`` = 2 epsilon at ``group_delta`` = (1 + e^epsilon) delta.
+
         ``members`` is N, or the number to which calls of one owner each are padded;
         ``expected`` is the average number of their outputs that count, by default as many
         as the line's rate and owners say. A member sees ``shots`` exemplars on average. A
@@ -205,8 +236,19 @@ class PrivacyPlan:
             "epsilon": self.epsilon,
             "delta": self.delta,
             "certified_epsilon": self.certified_epsilon,
+            "replaced": self._replaced(),
             "digest": self.digest,
             "lines": lines,
+        }
+
+    def _replaced(self) -> dict[str, float | None]:
+        """Return the costs when one owner is replaced: see `numbers`."""
+        found = self._replaced_epsilon
+        group = math.exp(min(self.epsilon, _LARGEST))
+        return {
+            "epsilon": found if math.isfinite(found) else None,
+            "group_epsilon": 2.0 * self.epsilon,
+            "group_delta": min(1.0, (1.0 + group) * self.delta),
         }
 
     def explain(

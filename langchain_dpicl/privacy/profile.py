@@ -31,7 +31,7 @@ from langchain_dpicl.privacy import adaptive
 from langchain_dpicl.privacy.adaptive import PairFamily, RangePairs
 from langchain_dpicl.privacy.adaptive import rung as rung
 from langchain_dpicl.privacy.bits import BitPairs, ThresholdPairs
-from langchain_dpicl.privacy.checks import positive, probability, real, whole
+from langchain_dpicl.privacy.checks import open_unit, positive, probability, real, whole
 from langchain_dpicl.privacy.losses import FloatArray, Losses, from_tails
 
 Direction = Literal["remove", "add"]
@@ -51,6 +51,9 @@ _REACH = 13.0
 
 _EXACT = 200.0
 """The largest sigma of a discrete Gaussian whose atoms are listed."""
+
+_ROUNDED_UP = 1.0 + 1e-12
+"""Covers the relative error of a quantile in floating point."""
 
 LEAST_BIT = 0.25
 MOST_BIT = _EXACT
@@ -444,7 +447,7 @@ class ProposeTestRelease(SymmetricProfile):
     a Gaussian of multiplier sigma. Neighbours with different sets have a gap of at most 2 both, so each
     releases with probability delta0 and says nothing otherwise. Hence delta(eps) = max(Gaussian(sigma),
     delta0) for eps >= 0, and delta0 is paid at EVERY release (Zhu and Wang 2022; Wu et al. 2024,
-    theorem 11, add it up the same way).
+    theorem 11, add it up the same way). `mechanisms.Terms` proves the same curve for itself.
     """
 
     sigma: float
@@ -470,6 +473,30 @@ class ProposeTestRelease(SymmetricProfile):
         return Losses(cut.losses, cut.masses, self.delta0)
 
 
+@dataclass(frozen=True)
+class GaussianOrAll(SymmetricProfile):
+    """A Gaussian mechanism of this multiplier, which with probability delta0 gives everything away.
+
+    delta(eps) = delta0 + (1 - delta0) Gaussian(eps), at every eps and in both directions: the pair has the Gaussian's
+    laws with probability 1 - delta0, and otherwise two laws that have no outcome in common.
+    """
+
+    multiplier: float
+    delta0: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "multiplier", real("multiplier", self.multiplier, at_least=0.05))
+        object.__setattr__(self, "delta0", real("delta0", self.delta0, above=0.0, below=1.0))
+
+    def _delta(self, epsilon: FloatArray) -> FloatArray:
+        return self.delta0 + (1.0 - self.delta0) * Gaussian(self.multiplier)._delta(epsilon)
+
+    def losses(self, direction: Direction = "remove") -> Losses:
+        gaussian = Gaussian(self.multiplier).losses(direction)
+        rest = 1.0 - self.delta0
+        return Losses(gaussian.losses, rest * gaussian.masses, self.delta0 + rest * gaussian.infinity)
+
+
 def lattice_multiplier(sigma: float, sensitivity: float) -> float:
     """The Gaussian noise multiplier that covers discrete Gaussian noise in any number of dimensions.
 
@@ -482,6 +509,31 @@ def lattice_multiplier(sigma: float, sensitivity: float) -> float:
     """
     sigma = real("sigma", sigma, at_least=4.0)
     return math.sqrt(sigma * sigma - 4.0) / positive("sensitivity", sensitivity)
+
+
+def lattice_tail(at: int, sigma: float) -> float:
+    """At least P(X >= at) for discrete Gaussian noise X on the whole numbers, of parameter sigma >= 4.
+
+    Let f(x) = exp(-x^2 / (2 sigma^2)), I the integral of f over all x, sigma sqrt(2 pi), and Z the sum of f over the
+    whole numbers. By Poisson summation I <= Z <= I (1 + 1e-136). Let Q(x) be the standard normal law's mass above x.
+
+    - From sigma on f is convex: f(j) is at most its integral over [j - 1/2, j + 1/2] for j >= sigma + 1/2. So the tail
+      is at most Q((at - 1/2) / sigma) there.
+    - From 0 on f falls: f(j) is at most its integral over [j - 1, j] for j >= 1, so the tail is at most
+      Q((at - 1) / sigma). It is at least that of [j, j + 1], which gives the same bound for at <= 0, by symmetry.
+    """
+    sigma = real("sigma", sigma, at_least=4.0)
+    back = 0.5 if at >= sigma + 0.5 else 1.0
+    return float(ndtr((back - at) / sigma))
+
+
+def lattice_quantile(probability: float, sigma: float) -> int:
+    """A whole number that discrete Gaussian noise reaches with this probability at most, rounded up.
+
+    It is the least one that `lattice_tail` proves, beyond sigma.
+    """
+    reach = max(1.0, -float(ndtri(open_unit("probability", probability))))
+    return math.ceil(real("sigma", sigma, at_least=4.0) * reach * _ROUNDED_UP + 0.5)
 
 
 def solve_decreasing(function: Callable[[float], float], target: float, low: float, high: float) -> float:

@@ -70,7 +70,7 @@ def _least_noise(
     at, low, high = _path(epsilon, delta, lines)
 
     def certified(places: int, level: float) -> float:
-        return accountant(places).epsilon(_schedule(lines, at(level)), delta)
+        return _certified(accountant(places), tuple(_schedule(lines, at(level))), delta)
 
     def approximate(level: float) -> float:
         return approximate_epsilon(_schedule(lines, at(level)), delta)
@@ -101,6 +101,12 @@ def _least_noise(
         guess = finest.guess()
         finest.tried(guess, certified(MAX_PLACES, guess))
     return None if finest.best is None else tuple(at(finest.best))
+
+
+@lru_cache(maxsize=256)
+def _certified(accountant: PLDAccountant, schedule: tuple[Line, ...], delta: float) -> float:
+    """The certified epsilon, remembered: mechanisms of one law have the same search."""
+    return accountant.epsilon(schedule, delta)
 
 
 def _schedule(lines: Sequence[LineRequest], parameters: Sequence[float]) -> list[Line]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -146,7 +147,8 @@ def words(numbers: dict[str, Any]) -> str:
     text = [
         f"All releases of this plan together are (epsilon, delta)-differentially private with epsilon "
         f"{numbers['epsilon']:g} and delta {delta:.3g} when all exemplars of one owner are added or removed "
-        f"(certified: {numbers['certified_epsilon']:.4g})."
+        f"(certified: {numbers['certified_epsilon']:.4g}).",
+        replaced_words(numbers),
     ]
     for name, line in numbers["lines"].items():
         text += ["", f"{name}: {line['releases']:,} releases. Each gives out {line['what']}."]
@@ -176,6 +178,27 @@ def words(numbers: dict[str, Any]) -> str:
         if "cost_per_answer" in line:
             text.append(f"  An answer costs {line['cost_per_answer']:.4g}, all of them {line['cost_of_all']:.4g}.")
     return "\n".join(text)
+
+
+def replaced_words(numbers: dict[str, Any]) -> str:
+    """The epsilon for neighbours that replace one owner's exemplars by others, rounded up; "" if none is finite."""
+    found = numbers["replaced"]
+    bounds = []
+    if found["epsilon"] is not None:
+        bounds.append(f"{_raised(found['epsilon'])} at the same delta")
+    if found["group_delta"] < 1.0:
+        bounds.append(f"{found['group_epsilon']:g} at delta {_raised(found['group_delta'])}")
+    if not bounds:
+        return "Nothing is promised when all exemplars of one owner are replaced by others instead."
+    return (
+        f"When they are replaced by others instead (one owner removed, one added), epsilon is {', or '.join(bounds)}."
+    )
+
+
+def _raised(value: float) -> str:
+    """Return a positive number in three digits, rounded up."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2) if value > 0.0 else 1.0
+    return f"{math.ceil(value / unit) * unit:.3g}"
 
 
 def _abstention_words(line: dict[str, Any]) -> str:

@@ -21,7 +21,8 @@ from scipy.stats import binom
 
 from langchain_dpicl.privacy import BoundedRange, Gaussian, Line, PLDAccountant, adaptive
 from langchain_dpicl.privacy.accountant import compositions
-from langchain_dpicl.privacy.adaptive import RangePairs
+from langchain_dpicl.privacy.adaptive import PairFamily, RangePairs
+from langchain_dpicl.privacy.bits import ThresholdPairs
 from langchain_dpicl.privacy.composition import Composition
 from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.profile import DIRECTIONS, BoundedRanges, Direction
@@ -206,6 +207,23 @@ def test_it_is_never_worse_than_the_sum_of_one_releases_losses(
     assert 0.0 <= epsilon <= sum_of_all
     if count > 50 and eps0 < 3 and sum_of_all > 0.01:
         assert epsilon < 0.93 * sum_of_all
+
+
+@pytest.mark.parametrize("pairs", [RangePairs(1.2), ThresholdPairs(3.0)])
+def test_curves_do_not_depend_on_the_trials_that_are_worked_on_at_once(
+    pairs: PairFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit: a ledger knows a plan by its numbers."""
+
+    def curve(at_once: int) -> FloatArray:
+        monkeypatch.setattr(adaptive, "_AT_ONCE", at_once)
+        found: FloatArray = adaptive._curves.__wrapped__(pairs, 0.2, 6, 1e5)[6]
+        return found
+
+    whole = curve(1 << 40)
+    assert whole.max() > 0.01
+    for at_once in (1, 20_000, 1 << 16):
+        assert np.array_equal(curve(at_once), whole)
 
 
 def test_ten_thousand_releases_take_blocks() -> None:

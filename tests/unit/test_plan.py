@@ -89,7 +89,7 @@ def test_no_plan_exceeds_its_target_or_wastes_half_a_per_cent(
     epsilon: float, delta: float, rate: float, count: int, name: str
 ) -> None:
     """MISTAKE 11. The solved noise is certified itself; the root is never rounded towards more leakage."""
-    options = {"delta0": 1e-3 * delta / count} if name == "ptr" else NEEDED.get(name, {})
+    options = {"delta0": 1e-3 * delta / count} if name in ("ptr", "terms") else NEEDED.get(name, {})
     request = LineRequest(name, rate, count, options=options)
     try:
         plan = solved(epsilon, delta, line=request)
@@ -365,7 +365,9 @@ def test_explain_says_what_is_promised_what_noise_does_and_what_it_costs() -> No
 
 def test_explain_knows_every_mechanism() -> None:
     lines = {
-        name: LineRequest(name, 0.01, 50, options={"delta0": 1e-10} if name == "ptr" else NEEDED.get(name, {}))
+        name: LineRequest(
+            name, 0.01, 50, options={"delta0": 1e-10} if name in ("ptr", "terms") else NEEDED.get(name, {})
+        )
         for name in MECHANISMS
     }
     text = solved(**lines).explain()

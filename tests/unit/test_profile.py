@@ -411,7 +411,8 @@ def test_a_sample_of_fixed_size_leaks_more_than_a_poisson_sample() -> None:
 
 @pytest.mark.parametrize("name", sorted(MECHANISMS))
 def test_families_round_towards_more_noise_and_say_what_they_do(name: str) -> None:
-    fixed: dict[str, object] = {"ptr": {"delta0": 1e-6}, "structured": {"shares": (0.5, 0.5)}}.get(name, {})
+    needed: dict[str, dict[str, object]] = {"ptr": {"delta0": 1e-6}, "terms": {"delta0": 1e-6}}
+    fixed = {**needed, "structured": {"shares": (0.5, 0.5)}}.get(name, {})
     family = MECHANISMS[name].of(fixed)
     own = {OWN_CALLS: 1.0} if OWN_CALLS in family.fixed() else {}
     for value in (max(0.123456789, 1.0123456 * family.low), max(1.0, family.low), 7.77777777):

@@ -262,7 +262,7 @@ def test_where_two_counts_move_the_winner_costs_what_both_do() -> None:
 @pytest.mark.parametrize(("own", "epsilon"), [(1.0, 0.9990450814675889), (0.0, 1.5527772420910502)])
 def test_a_vote_of_an_earlier_plan_keeps_its_cost(own: float, epsilon: float) -> None:
     line = LineRequest(GAUSSIAN, 0.02, 1000, options={"own_calls": own}).line(2.5142)
-    assert PLD.epsilon([line], 1e-5) == epsilon
+    assert PLD.epsilon([line], 1e-5) == pytest.approx(epsilon, rel=1e-12)  # machines differ in the last digits
 
 
 @pytest.mark.parametrize(
