@@ -33,6 +33,8 @@ COMMANDS = {
     "demo": ("demo", "two kinds of private answers from a generated clinic inbox, with the embedded model"),
     "answer": ("answer", "answer questions from your own examples"),
     "fit": ("head", "fit a classifier on your own examples once, and ask it for ever"),
+    "table": ("table", "count once what texts say about public topics, and ask it for ever"),
+    "topics": ("topics", "report what users ask, by topic, and what could not be answered"),
     "synthesize": ("answer", "write public demonstrations from your own examples"),
     "advise": (".lab.advise", "which mechanism suits your numbers, and which epsilon and delta to choose"),
     "plan": ("plan", "what a privacy target allows: rate, noise, cost, chance that noise flips a vote"),
@@ -44,6 +46,7 @@ COMMANDS = {
         "try a configuration's chain on public examples, at no cost: prompts, outputs, errors",
     ),
     "serve": ("serve", "answer over HTTP, with keys, limits and several workers on one budget"),
+    "mcp": ("mcp", "offer what a server's file describes as tools to agents, by the Model Context Protocol"),
     "upgrade": ("upgrade", "bring a configuration, a ledger or a store of an earlier release to today's form"),
     "evaluate": (".lab.measure", "measure private answers on a task with known answers"),
     "audit": (".lab.measure", "attack the mechanisms: a lower bound on epsilon beside the claimed one"),
@@ -227,6 +230,11 @@ def column(text: str) -> str:
     return text
 
 
+def owner_column(text: str) -> str:
+    """The name of a column of owners; empty if each record is its own owner."""
+    return text and column(text)
+
+
 TYPES: dict[str, dict[str, Any]] = {
     "tuple": {"type": numbers},
     "bool": {"action": argparse.BooleanOptionalAction},
@@ -298,9 +306,8 @@ def add_private_data(parser: Any, input_key: str, output_key: str, *, required: 
     parser.add_argument("--data", required=required, help=f"private examples: {kinds}; see `dpicl check-data`")
     parser.add_argument("--input-key", type=column, default=input_key)
     parser.add_argument("--output-key", default=output_key)
-    parser.add_argument(
-        "--owner-key", type=column, help="names the owner of a record (default: each record is its own owner)"
-    )
+    owner = "names the owner of a record; '' if each record is its own owner (default: the same, with a notice)"
+    parser.add_argument("--owner-key", type=owner_column, help=owner)
     parser.add_argument("--epsilon", type=float, required=required)
     parser.add_argument("--delta", type=float, help="default: the budget's; for a new one .1 / number of owners")
     kept = "a file, or postgresql://..., that keeps --data's embeddings and follows its changes (default: DATA.store)"
