@@ -62,12 +62,18 @@ if TYPE_CHECKING:
     from langchain_dpicl.members.chains import keywords_to_answer as keywords_to_answer
     from langchain_dpicl.members.scoring import LabelScorer as LabelScorer
     from langchain_dpicl.once.collection import release_collection as release_collection
+    from langchain_dpicl.once.evolution import EvolvedTexts as EvolvedTexts
+    from langchain_dpicl.once.evolution import evolve_texts as evolve_texts
     from langchain_dpicl.once.head import PrivateHead as PrivateHead
     from langchain_dpicl.once.labelled import few_shot_chain as few_shot_chain
     from langchain_dpicl.once.labelled import label_public as label_public
     from langchain_dpicl.once.scores import LabelScores as LabelScores
     from langchain_dpicl.once.table import PrivateTable as PrivateTable
     from langchain_dpicl.once.tables_release import release_table as release_table
+    from langchain_dpicl.once.terms import PrivateTerms as PrivateTerms
+    from langchain_dpicl.once.terms_release import release_terms as release_terms
+    from langchain_dpicl.once.topics import PrivateTopics as PrivateTopics
+    from langchain_dpicl.once.topics_release import release_topics as release_topics
     from langchain_dpicl.once.views import View as View
     from langchain_dpicl.once.views import opening as opening
     from langchain_dpicl.once.views import whole as whole
@@ -112,11 +118,16 @@ _HOMES = {
     "members.chains": "keywords_to_answer",
     "members.scoring": "LabelScorer",
     "once.collection": "release_collection",
+    "once.evolution": "EvolvedTexts evolve_texts",
     "once.head": "PrivateHead",
     "once.labelled": "few_shot_chain label_public",
     "once.scores": "LabelScores",
     "once.table": "PrivateTable",
     "once.tables_release": "release_table",
+    "once.terms": "PrivateTerms",
+    "once.terms_release": "release_terms",
+    "once.topics": "PrivateTopics",
+    "once.topics_release": "release_topics",
     "once.views": "View opening whole",
     "privacy": "LineRequest PrivacyPlan",
     "release.base": "as_tool",

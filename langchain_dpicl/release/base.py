@@ -10,16 +10,17 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, cast
 
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import BaseModel, Field, create_model
 from typing_extensions import TypedDict
 
-from langchain_dpicl.aggregators import ReleasedKeywords
 from langchain_dpicl.aggregators.base import T
+from langchain_dpicl.aggregators.reading import text_of
 from langchain_dpicl.budget import BudgetLine, PrivacyBudget, Receipt
 from langchain_dpicl.calls.flow import Either, Flow, arun, run
 from langchain_dpicl.errors import (
@@ -123,6 +124,8 @@ class AnyRelease(NeverHidden, Released, Closed, Release, Runnable[Any, T], Gener
     comes_in_pieces: bool = False
     """True if a stream gives parts of an answer before the whole is made."""
     _bound: tuple[object, BudgetLine] | None = None
+    _variant: str
+    """The settings of the release that decide its answers beside the request."""
 
     @property
     def store(self) -> ExemplarStore:  # type: ignore[override]
@@ -287,6 +290,28 @@ def check_budget(budget: PrivacyBudget, return_receipt: bool = True) -> None:
         )
 
 
+def released_text(answer: Any) -> str:
+    """A release as a text: a model as JSON, a list as "word, word", scores as "label: count, label: count"."""
+    if isinstance(answer, BaseModel) and not isinstance(answer, BaseMessage):
+        return answer.model_dump_json()
+    if isinstance(answer, (list, tuple)):
+        return ", ".join(map(str, answer))
+    if is_dataclass(answer) and not isinstance(answer, type):
+        public = [field.name for field in fields(answer) if not field.name.startswith("_")]
+        answer = {name: getattr(answer, name) for name in public}
+    if isinstance(answer, Mapping):
+        return ", ".join(f"{label}: {value}" for label, value in answer.items())
+    text = text_of(answer)
+    return str(answer) if text is None else text
+
+
+def with_its_receipt(answer: Any) -> tuple[Any, Receipt | None]:
+    """An answer, and its receipt if it came with one, as of `AnswerWithReceipt`."""
+    if isinstance(answer, Mapping) and set(answer) == {"answer", "receipt"}:
+        return answer["answer"], answer["receipt"]
+    return answer, None
+
+
 def as_tool(
     release: Runnable[Any, Any], name: str, description: str, *, inputs: Mapping[str, str] | None = None
 ) -> BaseTool:
@@ -337,11 +362,6 @@ def as_tool(
     fields: dict[str, Any] = {name: (str, Field(description=meaning)) for name, meaning in arguments.items()}
     runnable = release.with_receipt() if isinstance(release, AnyRelease) else release
 
-    def as_text(answer: Any) -> str:
-        if isinstance(answer, BaseModel):
-            return answer.model_dump_json()
-        return ", ".join(answer) if isinstance(answer, ReleasedKeywords) else str(answer)
-
     def asked(alone: Sequence[str], values: Mapping[str, str]) -> Flow[tuple[str, Any]]:
         """LangChain gives the only argument of a tool without its name if the tool was asked so."""
         named = {**dict(zip(arguments, alone, strict=False)), **values}
@@ -353,9 +373,8 @@ def as_tool(
             failed = said(error)
         if failed:
             raise ToolException(failed)
-        if isinstance(answer, Mapping) and set(answer) == {"answer", "receipt"}:
-            return as_text(answer["answer"]), answer["receipt"]
-        return as_text(answer), None
+        answer, receipt = with_its_receipt(answer)
+        return released_text(answer), receipt
 
     return StructuredTool.from_function(
         lambda *alone, **values: run(asked(alone, values)),
