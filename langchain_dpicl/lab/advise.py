@@ -39,6 +39,7 @@ from langchain_dpicl.lab.advice import (
     recommended,
 )
 from langchain_dpicl.lab.advice_words import words
+from langchain_dpicl.lab.advise_once import advise_once
 from langchain_dpicl.privacy.advice import DIRECTIONS, EMBEDDED, HEAD
 from langchain_dpicl.privacy.checks import real, whole
 from langchain_dpicl.privacy.choice import CALLS, ELIGIBLE
@@ -61,6 +62,7 @@ def advise_options(parser: Any) -> None:
 
     examples:
       dpicl advise --owners 800 --labels 3 --questions 500
+      dpicl advise --owners 4000 --topics 34 --values 19,3 --questions 1000
       dpicl advise --data tickets.csv --owner-key customer --labels billing,technical,account --questions 500 \\
         --public examples.csv --write server.yaml
     """
@@ -73,7 +75,12 @@ def advise_options(parser: Any) -> None:
     )
     parser.add_argument("--input-key", type=column, default="text", help="the column of the texts (default text)")
     parser.add_argument("--output-key", default="label", help="the column of the labels (default label)")
-    parser.add_argument("--labels", required=True, help="how many labels, or their names, separated by commas")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--labels", help="how many labels, or their names, separated by commas")
+    what.add_argument("--topics", type=int, help="or, for questions about documents: how many topics they are about")
+    parser.add_argument(
+        "--values", metavar="NUMBERS", help="with --topics: how many values an answer may have (of each column: 19,3)"
+    )
     parser.add_argument(
         "--questions",
         type=int,
@@ -94,7 +101,8 @@ def advise_options(parser: Any) -> None:
         "--near",
         type=float,
         metavar="SHARE",
-        help=f"the share of owners near to a question, an estimate (default {ELIGIBLE:g}, or found with --public)",
+        help="the share of owners near to a question, an estimate "
+        f"(default {ELIGIBLE:g}, or found with --public; of topics 1 / their number)",
     )
     parser.add_argument(
         "--fits",
@@ -124,6 +132,10 @@ def advise_options(parser: Any) -> None:
 
 def advise(options: argparse.Namespace) -> int:
     """Compare, forecast, write and print."""
+    if options.topics is not None:
+        return advise_once(options, _counted(options)[1])
+    if options.values is not None:
+        raise InvalidParameter("--values", options.values, "given with --topics alone")
     names = [name.strip() for name in options.labels.split(",")]
     labels = len(names)
     if options.labels.strip().isdecimal():
