@@ -32,14 +32,14 @@ def serve_options(parser: Any) -> None:
       model:    {name: gpt-4.1-mini, url: https://api.openai.com/v1, api_key_env: OPENAI_API_KEY}
       release:  {kind: vote, labels: [billing, technical]}
       selector: {members: 20, shots: 2}    # or calls: 20, with one owner each
-      budget:   {epsilon: 3, delta: 1.0e-6, releases: 10000, ledger: sqlite:///budget.db, name: tickets}
+      budget:   {epsilon: 3, delta: 1.0e-6, releases: 1000, ledger: sqlite:///budget.db, name: tickets}
       keys:     {mobile-app: 64 hex digits, as --new-key prints them}    # or keys.yaml, which is followed
       server:   {host: 0.0.0.0, port: 8000, workers: 2, path: /route}
       metrics:  {key: the hash of a key for Prometheus}
 
     store and ledger on PostgreSQL, for many workers and hosts (docs/postgres.md of the source archive):
       store:    {url: "${STORE_URL}", name: tickets}
-      budget:   {epsilon: 3, delta: 1.0e-6, releases: 10000, ledger: "${LEDGER_URL}", name: tickets}
+      budget:   {epsilon: 3, delta: 1.0e-6, releases: 1000, ledger: "${LEDGER_URL}", name: tickets}
 
     answers without end, each from the examples that are near to its question (each owner takes part in at most 100):
       selector: {calls: 20, threshold: 0.35, eligible: 400}
@@ -90,10 +90,10 @@ def serve(options: argparse.Namespace) -> int:
     replaced = given(options, "host", "port", "workers", "log_format")
     settings = read(options.config, **replaced)
     with logs.telling_steps(settings.server.log_format == "json"):
-        return _serve(options, settings, replaced, uvicorn)
+        return listen(options, settings, replaced, uvicorn)
 
 
-def _serve(options: argparse.Namespace, settings: Configuration, replaced: dict[str, Any], uvicorn: Any) -> int:
+def listen(options: argparse.Namespace, settings: Configuration, replaced: dict[str, Any], uvicorn: Any) -> int:
     """Open everything, print the plan, freeze it, and listen."""
     from langchain_dpicl.cli.report import promised_together
     from langchain_dpicl.serving import logs
@@ -145,6 +145,8 @@ def _serve(options: argparse.Namespace, settings: Configuration, replaced: dict[
     for path, some in paths.items():
         who = callers if some is None else f"keys: {', '.join(some)}"
         words.append(f"{origin}{path} (workers: {server.workers}; {who})")
+    if server.mcp is not None:
+        words.append(f"{origin}{server.mcp} (all of them as tools of the Model Context Protocol)")
     urls = [f"{origin}{path}" for path in paths]
     facts = {
         "url": urls[0],
@@ -154,6 +156,7 @@ def _serve(options: argparse.Namespace, settings: Configuration, replaced: dict[
         "budgets": budgets,
     }
     facts |= {"heads": heads} if heads else {}
+    facts |= {"mcp": f"{origin}{server.mcp}"} if server.mcp is not None else {}
     warned = settings.unknown_names()
     words += [f"warning: {each}" for each in warned]
     facts |= {"warnings": warned} if warned else {}

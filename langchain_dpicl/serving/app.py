@@ -32,6 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from langchain_dpicl.budget import PrivacyBudget
 from langchain_dpicl.errors import InvalidParameter
+from langchain_dpicl.extras import require
 from langchain_dpicl.privacy.noise import SecureRandomness
 from langchain_dpicl.privacy.profile import ladder
 from langchain_dpicl.private import notes
@@ -42,7 +43,7 @@ from langchain_dpicl.serving.config import Configuration, joined, read
 from langchain_dpicl.serving.guards import ApiKeys, Limits, Slots, failure_of
 from langchain_dpicl.serving.health import Readiness
 from langchain_dpicl.serving.metrics import Metrics
-from langchain_dpicl.serving.routes import add_limited, heads_in
+from langchain_dpicl.serving.routes import PrincipalFrom, add_limited, heads_in
 from langchain_dpicl.serving.state import by_budget, unit_of
 from langchain_dpicl.spec.conflicts import line_of
 
@@ -55,6 +56,8 @@ steps = logging.getLogger(logs.STEPS)
 ENVIRONMENT = "DPICL_SERVE"
 _CORS_SENT = ["Authorization", "Content-Type", "X-Request-ID"]
 _CORS_READ = ["Retry-After", "X-Request-ID"]
+_NOTHING: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
+_EVERY_ADDRESS = ("0.0.0.0", "::")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; "
@@ -98,7 +101,10 @@ def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None)
         metrics = Metrics(releases_in(runnable), principals=settings.metrics.principals)
         if settings.metrics.key is not None:
             operator = ApiKeys({"metrics": settings.metrics.key}).known
-    app = FastAPI(title=server.title, docs_url=None, redoc_url=None, lifespan=lambda _: _life(runnable, metrics))
+    running = _NOTHING
+    app = FastAPI(
+        title=server.title, docs_url=None, redoc_url=None, lifespan=lambda _: life(runnable, metrics, running)
+    )
     bearer = HTTPBearer(auto_error=False, description="A key of dpicl serve --new-key.")  # `ApiKeys` looks at it
     router = APIRouter(dependencies=[Security(bearer)] if keys else [])
     caller = keys.principal if keys else _local_caller
@@ -111,6 +117,8 @@ def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None)
         parts = releases_in(served), heads_in(served)
         readiness[each.path] = Readiness(*parts, each.ready_question, "" if len(chains) == 1 else f"{each.path} ")
     app.include_router(router)
+    if server.mcp is not None:
+        running = _add_tools(app, settings, chains, caller, limits, slots)
     if server.page:
         _add_pages(app, settings, chains)
 
@@ -149,6 +157,29 @@ def create_app(settings: Configuration, chain: Runnable[Any, Any] | None = None)
     return app
 
 
+def _add_tools(
+    app: FastAPI,
+    settings: Configuration,
+    chains: dict[str, Runnable[Any, Any]],
+    caller: PrincipalFrom,
+    limits: Limits,
+    slots: Slots,
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """Add the path of the Model Context Protocol, and return what has to run while the application does."""
+    require("mcp", "mcp")
+    from langchain_dpicl.serving.tools import over_http, tool_server, tools_of
+
+    server = settings.server
+    if server.host in _EVERY_ADDRESS and not server.hosts:
+        raise InvalidParameter("server.hosts", server.hosts, f"the names of this server, if {server.host} serves mcp")
+    assert server.mcp is not None
+    hosts = [*LOOPBACK, "[::1]", server.host, f"[{server.host}]", *server.hosts]
+    tools = tool_server(tools_of(settings, chains), slots)
+    manager, handler = over_http(tools, caller, limits, hosts, server.cors)
+    app.add_route(server.mcp, handler, methods=["POST"], include_in_schema=False)
+    return manager.run()
+
+
 def _local_caller(request: Request) -> str | None:
     """One principal for this machine. Another name in the Host header is a web page that reaches through a browser."""
     return "anonymous" if request.url.hostname in LOOPBACK else None
@@ -175,12 +206,12 @@ def _add_pages(app: FastAPI, settings: Configuration, chains: Mapping[str, Runna
         titles[each.path] = each.title or line_of(each.path)
         about: dict[str, Any] = {"api": each.path, "title": titles[each.path], "needs_key": bool(settings.keys)}
         if releases := releases_in(chain):
-            about["line"], key = releases[0].line_name, releases[0].query_key
+            about["line"] = releases[0].line_name
             about["beside"] = bool(heads_in(chain))
-            key = key if each.chain else releases[0].selector.store.input_key
         else:
-            about["head"], key = True, heads_in(chain)[0].input_key
-        add_page(app, path=each.path if settings.releases else "/", input_key=each.input_key or key, **about)
+            about["head"] = True
+        path = each.path if settings.releases else "/"
+        add_page(app, path=path, input_key=each.question_key(chain), **about)
 
     async def listed(request: Request) -> Response:
         below = html.escape(str(request.scope.get("root_path", "")).rstrip("/"))
@@ -224,10 +255,15 @@ def embed_questions(chain: Runnable[Any, Any]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _life(chain: Runnable[Any, Any], metrics: Metrics | None) -> AsyncIterator[None]:
+async def life(
+    chain: Runnable[Any, Any],
+    metrics: Metrics | None = None,
+    running: contextlib.AbstractAsyncContextManager[None] = _NOTHING,
+) -> AsyncIterator[None]:
     """Warm up, with more threads than asyncio's few: members that block must not keep the ledger waiting.
 
-    One after the other: scipy cannot be imported while another thread imports torch.
+    ``running`` runs meanwhile, and the budgets are closed at the end. One load after the other: scipy cannot be
+    imported while another thread imports torch.
     """
     with ThreadPoolExecutor(64, thread_name_prefix="dpicl-serve") as pool:
         asyncio.get_running_loop().set_default_executor(pool)
@@ -236,8 +272,9 @@ async def _life(chain: Runnable[Any, Any], metrics: Metrics | None) -> AsyncIter
             await asyncio.to_thread(load, chain)
         if metrics is not None:
             await asyncio.to_thread(metrics.begin)
-        steps.info("ready")
-        yield
+        async with running:
+            steps.info("ready")
+            yield
     for release in releases_in(chain):  # SIGTERM is sent again after this, and ends the process at once
         release.budget.close()
 

@@ -18,9 +18,10 @@ from langchain_core.runnables import Runnable, RunnableParallel
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from langchain_dpicl.errors import InvalidConfiguration, InvalidParameter, InvalidRecords
+from langchain_dpicl.release.base import releases_in
 from langchain_dpicl.serving.guards import ApiKeys, Limits
 from langchain_dpicl.serving.logs import STEPS
-from langchain_dpicl.serving.routes import PATH
+from langchain_dpicl.serving.routes import PATH, heads_in
 from langchain_dpicl.serving.secrets import KeyFile, filled, mapping_of
 from langchain_dpicl.spec import Spec, checked
 from langchain_dpicl.spec.conflicts import line_of
@@ -63,9 +64,17 @@ class ServerSection(Section):
     """The origins of web pages elsewhere that may ask, each as a browser sends it: "https://app.example.com"."""
     page: bool = True
     title: Text = "Private answers"
+    description: Text | None = None
+    """A description of the path's answers, for the agents that it is a tool of."""
     input_key: Text | None = None
     """The key under which the page asks; default: the store's or the head's, and "input" for a chain of one's own."""
     anonymous: bool = False
+    mcp: RoutePath | None = None
+    """The path at which all releases are tools of the Model Context Protocol."""
+    hosts: list[Annotated[str, Field(pattern=r"^[\w.:\[\]-]+$")]] = Field(default_factory=list)
+    """The names by which callers of ``mcp`` reach this server, beside ``host`` and those of this machine."""
+    caller: Text = "anonymous"
+    """The principal of `dpicl mcp` over standard input and output."""
     max_body_bytes: int = Limits.max_body_bytes
     max_batch: int = Limits.max_batch
     max_concurrency: int = Limits.max_concurrency
@@ -102,12 +111,22 @@ class ServedRelease(Spec):
     path: RoutePath
     title: Text | None = None
     """The page's; default: the path."""
+    description: Text | None = None
+    """As that of `ServerSection`."""
     input_key: Text | None = None
     """As that of `ServerSection`."""
     ready_question: Any = None
     """As that of `ServerSection`."""
     callers: Annotated[list[Text], Field(min_length=1), BeforeValidator(_names)] | None = None
     """Who may ask: names of keys, or a name. Left out: every key opens this path."""
+
+    def question_key(self, chain: Runnable[Any, Any]) -> str:
+        """Return the key under which a text asks the path's chain."""
+        if self.input_key:
+            return self.input_key
+        if not (releases := releases_in(chain)):
+            return heads_in(chain)[0].input_key
+        return releases[0].query_key if self.chain else releases[0].selector.store.input_key
 
 
 class Configuration(Spec):
@@ -146,7 +165,9 @@ class Configuration(Spec):
         if self.releases is not None:
             return self.releases
         own = {name: getattr(self, name) for name in Spec.model_fields}
-        about = {name: getattr(self.server, name) for name in ("path", "title", "input_key", "ready_question")}
+        about = {
+            name: getattr(self.server, name) for name in ("path", "title", "description", "input_key", "ready_question")
+        }
         return [ServedRelease.model_construct(self.model_fields_set, **own, **about)]
 
     def at(self, path: str | None) -> ServedRelease:

@@ -8,6 +8,7 @@ their types apart by the module, which stands for the path here.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import zlib
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from langchain_core.load.serializable import Serializable
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, RootModel
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
-from pydantic.json_schema import JsonSchemaMode
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from typing_extensions import TypedDict, is_typeddict
 
 _PLAIN = re.compile(r"(/[a-z0-9]+(-[a-z0-9]+)*)+")
@@ -38,6 +39,31 @@ class Untitled(BaseModel):
         return found
 
 
+class _PublicFields(GenerateJsonSchema):
+    """The schemas of answers, without the private fields of dataclasses, which are not sent."""
+
+    def dataclass_schema(self, schema: Any) -> dict[str, Any]:
+        """Return a dataclass's."""
+        found = super().dataclass_schema(schema)
+        return _shown(found) if self.mode == "serialization" else found
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the same where another generator is at work, which meets this as an annotation."""
+        found = handler(schema)
+        if handler.mode == "serialization":
+            _shown(handler.resolve_ref_schema(found))
+        return found
+
+
+def _shown(about: dict[str, Any]) -> dict[str, Any]:
+    """Take the private fields out of an object's schema, and return it."""
+    properties: dict[str, Any] = about.get("properties", {})
+    about["properties"] = {name: each for name, each in properties.items() if not name.startswith("_")}
+    about["required"] = [name for name in about.get("required", []) if not name.startswith("_")]
+    return about
+
+
 def name_of(path: str) -> str:
     """Return the name of a path among an application's types: "TeamReviews" for "/team/reviews"."""
     return "".join(word[:1].upper() + word[1:] for word in re.findall(r"[A-Za-z0-9]+", path)) + _mark(path)
@@ -46,8 +72,12 @@ def name_of(path: str) -> str:
 def operation_id(route: Any) -> str:
     """Return the id of an operation: "tickets_invoke" for "/tickets/invoke"."""
     path, _, endpoint = str(route.path_format).rpartition("/")
-    words = re.sub(r"\W", "_", path[1:].replace("-", "__"))
-    return f"{words}{_mark(path)}_{endpoint}"
+    return f"{word_of(path)}_{endpoint}"
+
+
+def word_of(path: str) -> str:
+    """Return a path as a word of letters, digits and _: "team_reviews" for "/team/reviews"."""
+    return re.sub(r"\W", "_", path[1:].replace("-", "__")) + _mark(path)
 
 
 def described(schema: Callable[..., Any], path: str, part: str) -> Any:
@@ -63,7 +93,7 @@ def described(schema: Callable[..., Any], path: str, part: str) -> Any:
 def json_schema(schema: Callable[..., Any], mode: JsonSchemaMode) -> dict[str, Any]:
     """Return a chain's JSON schema; an empty one if it has none."""
     try:
-        found: dict[str, Any] = schema().model_json_schema(mode=mode)
+        found: dict[str, Any] = schema().model_json_schema(mode=mode, schema_generator=_PublicFields)
         return found
     except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError):
         return {}
@@ -86,6 +116,8 @@ def _named(kind: Any, name: str, module: str) -> Any:
         return Union[(*(_named(each, name, module) for each in inner),)]
     if is_typeddict(origin or kind):
         return _named_mapping(kind, name, module)
+    if dataclasses.is_dataclass(kind):
+        return Annotated[kind, _PublicFields]
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)) or issubclass(kind, Serializable):
         return kind
     if issubclass(kind, RootModel) and not kind.model_config.get("json_schema_extra"):

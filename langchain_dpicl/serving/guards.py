@@ -321,6 +321,10 @@ class Slots:
         task.add_done_callback(ended)
         return task
 
+    async def finished(self) -> None:
+        """Wait for the releases under way."""
+        await asyncio.gather(*self._running, return_exceptions=True)
+
     def _tell(self) -> None:
         if (found := observer()) is not None:
             found.queue(self._waiting, self._size - self._free)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
+import importlib.util
 import json
 import logging
 import logging.config
+import os
 import re
 import traceback
 import uuid
@@ -39,6 +42,13 @@ logger = logging.getLogger(ACCESS)
 request_id: contextvars.ContextVar[str] = contextvars.ContextVar("dpicl_request_id", default="")
 
 
+@functools.cache
+def _quoting() -> str:
+    """Return the folder of the MCP SDK, whose messages quote requests; a name of no folder if it is absent."""
+    found = importlib.util.find_spec("mcp")
+    return "\0" if found is None or found.origin is None else os.path.dirname(found.origin) + os.sep
+
+
 class LogLines(logging.Formatter):
     """One line for each record, with the id of the request in which it was written."""
 
@@ -47,11 +57,14 @@ class LogLines(logging.Formatter):
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        if record.pathname.startswith(_quoting()):
+            message = f"{record.module}, line {record.lineno}, of the MCP SDK"
         said: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": message,
         }
         said |= {"request_id": request_id.get()} if request_id.get() else {}
         if record.exc_info and record.exc_info[1] is not None:

@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.runnables import Runnable
 
@@ -94,13 +94,32 @@ def add_limited(
         raise InvalidParameter("path", path, 'a path such as "/classify"')
     if not callable(principal_from):
         raise InvalidParameter("principal_from", type(principal_from).__name__, "a function of the request")
-    from fastapi import APIRouter
+    from fastapi import FastAPI
     from fastapi.routing import APIRoute
+    from starlette.requests import Request
+
+    from langchain_dpicl.serving.service import add_endpoints
+
+    class GuardedRoute(APIRoute):
+        """A route behind `guarded`."""
+
+        def get_route_handler(self) -> Callable[[Request], Any]:
+            return guarded(super().get_route_handler(), principal_from, limits)
+
+    router = app.router if isinstance(app, FastAPI) else app
+    add_endpoints(router, GuardedRoute, runnable, *found, path, limits.max_batch, slots)
+
+
+def guarded(
+    serve: Callable[["Request"], Awaitable[Any]], principal_from: PrincipalFrom, limits: Limits
+) -> Callable[["Request"], Awaitable[Any]]:
+    """Return a handler that authenticates, reads the body within its limits, serves, and answers every error as JSON.
+
+    The caller is in the request's ``state.dpicl_principal``, and acts while ``serve`` runs.
+    """
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
     from starlette.responses import Response
-
-    from langchain_dpicl.serving.service import add_endpoints
 
     async def authenticated(request: Request) -> str:
         """Return the caller, or raise `Failure`: a fault in here lets no one in."""
@@ -116,32 +135,22 @@ def add_limited(
             failure_of(error, "principal_from")  # into the log
         raise Failure(401, "Unauthorized", "this request has no authenticated caller")
 
-    class GuardedRoute(APIRoute):
-        """Authenticates, reads the body within its limits, and answers every error as JSON."""
+    async def answer(request: Request) -> Response:
+        try:
+            principal = await authenticated(request)
+            request.state.dpicl_principal = principal
+            if request.method == "POST":
+                body = await read_body(request, limits)
+                request._body, request._json = body, read_json(body) if body else None  # as `Request.json` does
+                request.state.dpicl_asked = request._json
+            with acting_for(principal):
+                return cast("Response", await serve(request))
+        except Exception as error:
+            failure = failure_of(error, request.scope["path"])
+        request.state.dpicl_error = failure.error
+        return failure.response()
 
-        def get_route_handler(self) -> Callable[[Request], Any]:
-            serve = super().get_route_handler()
-
-            async def guarded(request: Request) -> Response:
-                try:
-                    principal = await authenticated(request)
-                    request.state.dpicl_principal = principal
-                    if request.method == "POST":
-                        body = await read_body(request, limits)
-                        request._body, request._json = body, read_json(body) if body else None  # as `Request.json` does
-                        request.state.dpicl_asked = request._json
-                    with acting_for(principal):
-                        return await serve(request)
-                except Exception as error:
-                    failure = failure_of(error, request.scope["path"])
-                request.state.dpicl_error = failure.error
-                return failure.response()
-
-            return guarded
-
-    router = APIRouter(route_class=GuardedRoute)
-    add_endpoints(router, runnable, *found, path, limits.max_batch, slots)
-    app.include_router(router)
+    return answer
 
 
 def heads_in(chain: Runnable[Any, Any]) -> list[PrivateHead]:

@@ -5,6 +5,7 @@ Its own code: LangServe is archived. ``RemoteRunnable``, its client, reads these
 
 import asyncio
 import contextlib
+import dataclasses
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from langchain_core.load.serializable import Serializable
 from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import BaseModel, Field, RootModel, create_model
-from pydantic_core import to_json
+from pydantic_core import to_json, to_jsonable_python
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -25,6 +26,7 @@ from langchain_dpicl.serving.state import MOST, BudgetState, History, ReleasedHe
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
+    from fastapi.routing import APIRoute
 
 _STATUSES = {
     401: "The request has no authenticated caller.",
@@ -59,6 +61,7 @@ class BatchMetadata(BaseModel):
 
 def add_endpoints(
     router: "APIRouter",
+    route_class: "type[APIRoute]",
     runnable: Runnable[Any, Any],
     releases: list[AnyRelease],
     released: list[PrivateHead],
@@ -68,8 +71,8 @@ def add_endpoints(
 ) -> None:
     """Add the endpoints of a chain and of the releases and heads in it, described for the OpenAPI document.
 
-    Every run that has begun ends, with or without a client. Only a stream whose releases all come in pieces ends at its
-    next piece after its client has left.
+    Each is a route of the router's own, which an application around may wrap. Every run that has begun ends, with or
+    without a client. Only a stream whose releases all come in pieces ends at its next piece after its client has left.
     """
     from fastapi import Query
 
@@ -90,16 +93,16 @@ def add_endpoints(
         return {"run_id": run_id, "run_name": path}
 
     def answer(content: Any) -> Response:
-        return Response(_json(content), media_type="application/json")
+        return Response(as_json(content), media_type="application/json")
 
     async def invoke(body: One) -> Response:
         run_id = uuid.uuid4()
-        output = await slots.run(lambda: runnable.ainvoke(_plain(body.input), config(run_id)), 1)
+        output = await slots.run(lambda: runnable.ainvoke(plain(body.input), config(run_id)), 1)
         return answer({"output": output, "metadata": RunMetadata(run_id=run_id)})
 
     async def batch(body: Many) -> Response:
         run_ids = [uuid.uuid4() for _ in body.inputs]
-        inputs, configs = [*map(_plain, body.inputs)], [*map(config, run_ids)]
+        inputs, configs = [*map(plain, body.inputs)], [*map(config, run_ids)]
         outputs = await slots.run(lambda: runnable.abatch(inputs, configs), len(inputs))
         responses = [RunMetadata(run_id=run_id) for run_id in run_ids]
         return answer({"output": outputs, "metadata": BatchMetadata(run_ids=run_ids, responses=responses)})
@@ -112,12 +115,12 @@ def add_endpoints(
         async def release() -> None:
             """Put the chain's chunks into ``events``, then None or a failure."""
             run_id = uuid.uuid4()
-            head = _event("metadata", _json({"run_id": run_id}))
-            found = cast("AsyncGenerator[Any, None]", runnable.astream(_plain(body.input), config(run_id)))
+            head = _event("metadata", as_json({"run_id": run_id}))
+            found = cast("AsyncGenerator[Any, None]", runnable.astream(plain(body.input), config(run_id)))
             try:
                 async with contextlib.aclosing(found) as chunks:
                     async for chunk in chunks:
-                        events.put_nowait(head + _event("data", _json(chunk)))
+                        events.put_nowait(head + _event("data", as_json(chunk)))
                         head = b""
                         if may_end_early and left.is_set():
                             break
@@ -136,7 +139,7 @@ def add_endpoints(
                 yield _event("end")
             else:
                 request.state.dpicl_error = event.error
-                yield _event("error", _json({"status_code": event.status, "message": event.message}))
+                yield _event("error", as_json({"status_code": event.status, "message": event.message}))
 
         await slots.start(release, 1)
         first = await events.get()
@@ -178,6 +181,7 @@ def add_endpoints(
             response_class=kind,
             status_code=200,
             responses=responses,
+            route_class_override=route_class,
             generate_unique_id_function=operation_id,
         )
 
@@ -224,9 +228,27 @@ class EventStream(StreamingResponse):
             watching.cancel()
 
 
-def _json(content: Any) -> bytes:
+def as_json(content: Any) -> bytes:
     """JSON of an answer and the models in it, by their fields' names. NaN and infinite numbers are null."""
-    return to_json(content, inf_nan_mode="null", by_alias=False)
+    return to_json(_shown(content), inf_nan_mode="null", by_alias=False)
+
+
+def _shown(value: Any) -> Any:
+    """Return an answer whose dataclasses are mappings without their private fields (``_name``), as LangServe's are.
+
+    A pydantic model decides itself what it shows.
+    """
+    if isinstance(value, dict):
+        return {key: _shown(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [*map(_shown, value)]
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    private = {field.name for field in dataclasses.fields(value) if field.name.startswith("_")}
+    if hasattr(value, "__pydantic_serializer__"):
+        return to_jsonable_python(value, exclude=private, inf_nan_mode="null", by_alias=False)
+    names = [field.name for field in dataclasses.fields(value) if field.name not in private]
+    return {name: _shown(getattr(value, name)) for name in names}
 
 
 def _event(name: str, data: bytes | None = None) -> bytes:
@@ -235,10 +257,10 @@ def _event(name: str, data: bytes | None = None) -> bytes:
     return b"\r\n".join([*fields, b"", b""])
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return the content of a validated model for the chain: mappings for models, messages as they are."""
     if isinstance(value, RootModel):
-        return _plain(value.root)
+        return plain(value.root)
     if isinstance(value, BaseModel) and not isinstance(value, Serializable):
-        return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
-    return [*map(_plain, value)] if isinstance(value, list) else value
+        return {name: plain(getattr(value, name)) for name in type(value).model_fields}
+    return [*map(plain, value)] if isinstance(value, list) else value

@@ -64,7 +64,7 @@ class Stumbles:
 
 
 def test_the_pages_code_runs(release: Any) -> None:
-    once, policy = blocks("tasks/graph.md", "python", "")
+    once, policy, _ = blocks("tasks/graph.md", "python", "")
     names: dict[str, Any] = {"release": release}
     exec(once, names)
     assert names["graph"].invoke({"input": "Which desk renews it?"})["desk"] == "Positive"

@@ -13,7 +13,8 @@ from fastapi import FastAPI
 
 import langchain_dpicl
 from langchain_dpicl import ExemplarStore, LineRequest, MissingExtra, PrivacyBudget, PrivacyPlan, StoreError, local
-from langchain_dpicl.cli import main
+from langchain_dpicl.cli import main, parse
+from langchain_dpicl.cli.mcp import mcp
 from langchain_dpicl.decoding.backends import loading
 from langchain_dpicl.extras import require
 from langchain_dpicl.lab.evaluation.rows import load_rows
@@ -48,6 +49,7 @@ WAYS: list[tuple[str, str, Callable[[], Any]]] = [
     ("transformers", "local", lambda: loading.load("gemma3-270m", "float32")),
     ("psycopg", "postgres", lambda: PrivacyBudget(1.0, 1e-6, 10, ledger="postgresql://host/base", name="a").spent()),
     ("fastapi", "serve", serve),
+    ("mcp", "mcp", lambda: mcp(parse(["mcp", "--config", "server.yaml"]))),
 ]
 
 
@@ -97,7 +99,7 @@ def test_every_extra_that_the_package_names_exists() -> None:
         for text in [path.read_text("utf-8")]
         for extra in [*re.findall(r'require\([^)]*?, "(\w+)"\)', text), *re.findall(r"langchain-dpicl\[(\w+)\]", text)]
     }
-    assert {"local", "openai", "serve", "eval", "hub", "parquet", "postgres", "verify"} <= named <= set(extras)
+    assert {"local", "mcp", "openai", "serve", "eval", "hub", "parquet", "postgres", "verify"} <= named <= set(extras)
 
 
 def test_serving_brings_no_langserve() -> None:

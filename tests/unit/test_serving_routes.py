@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
@@ -19,6 +20,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableGenerator, RunnableLambda
 from langserve.serialization import WellKnownLCSerializer
 from pydantic import BaseModel, Field
+from pydantic.dataclasses import dataclass as of_pydantic
 from pydantic_core import PydanticSerializationError
 from typing_extensions import TypedDict
 
@@ -445,6 +447,46 @@ def test_more_than_may_run_at_once_wait_briefly_and_are_told_to_come_again(seale
     assert chain.budget.spent() == 5
 
 
+@dataclass
+class Desk:
+    """A chain's own type, with a field that is no caller's business."""
+
+    name: str
+    _rule: str = "unseen"
+
+
+@dataclass(slots=True)
+class Desks:
+    first: Desk
+    others: list[Desk]
+
+
+@of_pydantic
+class Checked:
+    name: str
+    left_out: str = Field("unseen", exclude=True)
+    _rule: str = "unseen"
+
+
+def test_a_dataclass_shows_its_public_fields_on_each_route(sealed_of: Any, serve: Any) -> None:
+    client = serve(sealed_of(answering) | RunnableLambda(lambda answer: {"desks": [Desk(answer)]}))
+    shown = {"desks": [{"name": "Positive"}]}
+    assert client.post("/ask/invoke", json={"input": QUESTION}, headers=ALICE).json()["output"] == shown
+    assert client.post("/ask/batch", json={"inputs": [QUESTION]}, headers=ALICE).json()["output"] == [shown]
+    assert events(client.post("/ask/stream", json={"input": QUESTION}, headers=ALICE).text)[1] == ("data", shown)
+
+
+def test_no_schema_promises_a_private_field(sealed_of: Any, serve: Any) -> None:
+    client = serve((sealed_of(answering) | RunnableLambda(Desk)).with_types(output_type=Desk))
+    documents = [client.get("/ask/output_schema", headers=ALICE).json(), client.app.openapi()["components"]["schemas"]]
+    for types in (documents[0]["$defs"], documents[1]):
+        assert types["Desk"]["required"] == list(types["Desk"]["properties"]) == ["name"]
+
+
+def test_a_pydantic_dataclass_keeps_what_it_leaves_out_to_itself() -> None:
+    assert json.loads(service.as_json([Checked("a")])) == [{"name": "a"}]
+
+
 def test_every_kind_of_value_has_langserves_json() -> None:
     """An alias of a field is not its name on the wire."""
 
@@ -457,8 +499,10 @@ def test_every_kind_of_value_has_langserves_json() -> None:
         Found(),
         uuid.UUID(int=3),
         date(2026, 1, 2),
+        Desks(Desk("a"), [Desk("b")]),
+        {"desks": (Desk("a"),)},
     ]
     for value in values:
-        assert service._json(value) == WellKnownLCSerializer().dumps(value)
+        assert service.as_json(value) == WellKnownLCSerializer().dumps(value)
     with pytest.raises(PydanticSerializationError):
-        service._json(object())
+        service.as_json(object())
