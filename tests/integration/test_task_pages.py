@@ -123,12 +123,14 @@ def run(code: str, names: dict[str, Any]) -> Any:
 def test_the_page_on_rag_runs_and_answers_right(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """Of the owners on drops each has a call with the plan's rate q, and all agree: a false alarm has a probability
     below (1 - q + q e^-r)^owners, at most 1e-6. 240 owners clear the bar of a table's margin by 40 sigma."""
-    first, chain, filtered, by_request, table = blocks("tasks/rag.md", "python", "")
+    faq, first, chain, filtered, by_request, table = blocks("tasks/rag.md", "python", "")
     run(first, names)
     run(chain, names)
     assert "rehearsal passed" in capsys.readouterr().out
     assert [names["budget"].spent(line=line) for line in ("answers", "words")] == [1, 1]
     assert names["private"].invoke("When do I take the drops?") == "Take it after dinner."
+    assert run(faq, names).text == "Take it after dinner."
+    assert names["once"].spent() == 2
     assert run(filtered, names) == "Take it after dinner."
     assert run(by_request, names) is None
     selector = names["selector"]
@@ -168,7 +170,7 @@ def never(query: str) -> str:
 
 
 def test_without_eligible_the_pages_filter_is_refused_in_words_that_help(names: dict[str, Any]) -> None:
-    first, _, filtered, *_ = blocks("tasks/rag.md", "python", "")
+    _, first, _, filtered, *_ = blocks("tasks/rag.md", "python", "")
     run(first, names)
     names["PrivacyBudget"] = PrivacyBudget
     without = "\n".join(line for line in filtered.splitlines() if "eligible" not in line)
