@@ -268,7 +268,8 @@ class Study:
     def released(self, names: Texts) -> InMemoryVectorStore:
         """Passages on these names, each owner in so many of all at most. What was written is not written again."""
         topics = [each.format(name) for name in names for kind in DEVELOP for each in DEVELOP[kind]]
-        return release_collection(self._writer, topics, output=self._folder / "passages.jsonl")
+        into = InMemoryVectorStore(self._writer.store.embeddings)  # by passages, as they were measured
+        return release_collection(self._writer, topics, into=into, output=self._folder / "passages.jsonl")
 
     # -- all ----------------------------------------------------------------------------------------------------------
 
