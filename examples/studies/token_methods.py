@@ -35,11 +35,11 @@ _MEMBERS, _MEMBER_SHOTS, _CANDIDATES = 10, 4, 10
 class Paired:
     """The draws of a place of an answer, equal in all methods, so that their differences come from the methods alone.
 
-    Not for a release: whoever knows the seed knows the noise.
+    Another ``seed`` is another repetition. Not for a release: whoever knows the seed knows the noise.
     """
 
-    def __init__(self, answer: int, place: int) -> None:
-        self._numbers = np.random.default_rng([answer, place])
+    def __init__(self, seed: int, answer: int, place: int) -> None:
+        self._numbers = np.random.default_rng([answer, place, seed])
 
     def coin_positions(self, n: int, probability: float) -> IntArray:
         return np.flatnonzero(self._numbers.random(n) < probability).astype(np.int64)
@@ -104,7 +104,7 @@ class Study:
             prompt_shots=options.prompt_shots,
             threads=options.threads,
             dtype=options.dtype,
-            draws=Paired,
+            draws=partial(Paired, options.seed),
             remembers=True,
         )
 
@@ -144,7 +144,7 @@ class Study:
             found[place] += weights.tolist()
             return terms
 
-        started, answers = time.monotonic(), self.decoder.write(name, self.inputs, mix if weigh else None, shots)
+        started, answers = time.monotonic(), self.decoder.write(name, self.inputs, [mix if weigh else None], shots)[0]
         weights = [float(np.mean(weights or [math.nan])) for weights in found]
         tokens = sum(len(answer.tokens) for answer in answers)
         texts = [answer.text.strip() for answer in answers]
@@ -168,7 +168,7 @@ class Study:
         """Public demonstrations, made once from the public inputs; then an ordinary few-shot prompt."""
         inputs = [row["input"] for row in self.public[: self.options.demonstrations]]
         bound = self.decoder.bound(epsilon, len(inputs))
-        pairs = self.decoder.demonstrations(name, inputs, bound)
+        (pairs,) = self.decoder.demonstrations(name, inputs, [bound])
         return self.prompted(name, pairs, facts={"epsilon": epsilon, "B": bound, "demonstrations": pairs})
 
     def prompted(

@@ -47,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--top-k", type=int, default=100)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the draws, the same in all methods; one folder each (default 0)"
+    )
     parser.add_argument("--only", nargs="+", metavar="WORD", help="only methods whose name has one of these words")
     parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
     options = parser.parse_args(argv)

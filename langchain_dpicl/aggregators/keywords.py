@@ -59,6 +59,8 @@ class Keywords(Aggregator[ReleasedKeywords]):
     A member adds each of its words once. `Words` says what a word is. An answer without words, or without a word of the
     domain, counts like an abstention: it adds nothing, and neither does a model's thinking. Turn the release back into
     a text with `keywords_to_answer`.
+
+    Source: keyword space aggregation (KSA), Wu et al. 2024, section 3.2.2; `joint_em` and `ptr` say what is corrected.
     """
 
     gives_text = True

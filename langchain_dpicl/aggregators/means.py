@@ -53,7 +53,7 @@ class EmbeddingMean(Embedded[T]):
     An answer that is empty or whose embedding is not a finite vector of the candidates' dimension abstains; a zero
     embedding counts as an answer that adds nothing.
 
-    Source: embedding space aggregation, Wu et al. 2024, section 3.2.1, with the sensitivity corrected.
+    Source: embedding space aggregation (ESA), Wu et al. 2024, section 3.2.1, with the sensitivity corrected.
     """
 
     kind = "embedding"

@@ -126,8 +126,8 @@ class NoisyVote(Aggregator[T]):
     occurs in it as a whole word. Everything else abstains. A model's thinking (``<think>`` and the like) is left out;
     an output whose thinking has no end abstains.
 
-    Source: report noisy max with Gaussian noise, Wu et al. 2024, section 3.1; discrete Gaussian, Canonne, Kamath and
-    Steinke 2020; bounded range, Durfee and Rogers 2019.
+    Source: report noisy max (RNM) with Gaussian noise, Panda et al. 2023 and Wu et al. 2024, section 3.1; discrete
+    Gaussian, Canonne, Kamath and Steinke 2020; bounded range, Durfee and Rogers 2019.
     """
 
     kind = "vote"

@@ -90,6 +90,8 @@ class DPSampler(TokenRelease):
     which the model fails adds nothing to this token. Only the zero-shot prompt, which is public, may fail an answer.
     Equal queries are answered from the ledger, callers are named with `acting_for`, and errors before the charge cost
     nothing.
+
+    Source: DPS-MOZO, Flemings et al. 2025, with range B in place of its Rényi ball, whose analysis does not hold.
     """
 
     _documents: Documents | None = None

@@ -52,7 +52,6 @@ class TokenRelease(AnyRelease):
     """The chain that makes the text that exemplars are near to, if the selector has a ``search_query``."""
     pad: bool
     slots: int | None
-    _variant: str
     _doubts: Doubts
     _randomness: Randomness
 

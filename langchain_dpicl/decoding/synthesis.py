@@ -9,22 +9,31 @@ fresh coins and draws; the charge that it had stands.
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from langchain_core.runnables import Runnable
+
 from langchain_dpicl.budget import Receipt
-from langchain_dpicl.calls.flow import run
+from langchain_dpicl.budget.line import ZERO_SHOT
 from langchain_dpicl.decoding.sampler import DPSampler, Input
+from langchain_dpicl.decoding.steps import TokenRelease
 from langchain_dpicl.durable import LineFile, refused, replacing, sync_folder, writing
-from langchain_dpicl.errors import InvalidParameter, InvalidRecords, PrivacyBudgetExceeded, PrivacyWarning
-from langchain_dpicl.release.transaction import acting_principal, transact
+from langchain_dpicl.errors import (
+    InvalidParameter,
+    InvalidRecords,
+    MembersAbstained,
+    PrivacyBudgetExceeded,
+    PrivacyWarning,
+)
+from langchain_dpicl.release.base import AnswerWithReceipt, AnyRelease, with_its_receipt
+from langchain_dpicl.release.transaction import acting_principal
 
 RECEIPT = "receipt"
 """The key of a line's receipt, beside those of its pair."""
@@ -156,6 +165,59 @@ class JobFile(LineFile):
         super().close(remove or (self._is_new and not os.fstat(self._descriptor).st_size))
 
 
+@contextlib.contextmanager
+def job_file(output: str | Path | None, digest: str, key: str) -> Iterator[JobFile | None]:
+    """The file of a job, for the ``with`` block; None for a job without one."""
+    if output is None:
+        yield None
+        return
+    with contextlib.closing(JobFile(Path(output).expanduser().resolve(), digest, key)) as file:
+        yield file
+
+
+def settings_of(release: AnyRelease[Any], **facts: Any) -> str:
+    """A keyed hash of all that decides a job's answers beside their inputs: a file is of one such job."""
+    budget = release.budget
+    whose = acting_principal()
+    request: dict[str, Any] = {
+        "budget": budget.name,
+        "principal": whose if budget.scope == "per_principal" else None,
+        **facts,
+    }
+    if release.selector.rules:
+        request["rules"] = release.selector.rules.named(whose)
+    return str(release.line().query_id(request, release._variant, whose))
+
+
+def writer_of(release: AnyRelease[Any], file: JobFile | None) -> AnyRelease[AnswerWithReceipt[Any]]:
+    """The release of a job, which answers with receipts. A sampler's questions are the job's own if a file keeps them:
+    nobody waits for the answer of a job that was killed."""
+    writer = release.with_receipt()
+    if isinstance(writer, TokenRelease):
+        writer.for_job = True
+        writer.job = "" if file is None else secrets.token_hex(16)
+    return writer
+
+
+def answers(release: Runnable[Any, Any], asked: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Answer one request after the other until nothing is left: the request's name, the answer, its receipt.
+
+    The answer is None if the members abstained, which is charged and has no receipt. What is not released (the public
+    answer when the budget is spent) is no answer here.
+    """
+    for name, given in asked.items():
+        answer, receipt = None, None
+        try:
+            answer, receipt = with_its_receipt(release.invoke(given))
+        except PrivacyBudgetExceeded:
+            return
+        except MembersAbstained:
+            pass
+        if receipt is not None and receipt["outcome"] == ZERO_SHOT:
+            return
+        yield name, answer, receipt or {}
+
+
 @dataclass(frozen=True)
 class Made:
     """One demonstration as it is made, and how far the job is. Public."""
@@ -217,38 +279,22 @@ def synthesize_demonstrations(
         raise InvalidParameter("sampler", type(sampler).__name__, "a DPSampler")
     key = sampler.store.output_key or "output"
     asked = _checked(sampler, public_inputs, key)
-    budget = sampler.budget
     template = sampler.template
-    request = {
-        "budget": budget.name,
-        "principal": acting_principal() if budget.scope == "per_principal" else None,
-        "template": [template.demonstration, template.query],
-        "output": key,
-    }
-    if sampler.selector.rules:
-        request["rules"] = sampler.selector.rules.named(acting_principal())
-    digest = str(sampler.line().query_id(request, sampler._variant, acting_principal()))
-    path = None if output is None else Path(output).expanduser().resolve()
+    digest = settings_of(sampler, template=[template.demonstration, template.query], output=key)
     first = [*template.query_keys, key][0]
-    with contextlib.nullcontext() if path is None else contextlib.closing(JobFile(path, digest, first)) as file:
+    with job_file(output, digest, first) as file:
         lines = dict[str, dict[str, Any]]()
         if file is not None:
             try:
                 lines = {template.ask(line): line for line in file.answers}
             except InvalidParameter:
                 raise file.refused("a file whose every line has the keys that the template's query names") from None
-        writer = copy.copy(sampler)
-        writer.for_job = True
-        writer.job = "" if file is None else secrets.token_hex(16)
-        sampler.store.remember_release(f"demonstrations, on the budget {budget.name!r}")
-        for shared, (kept, given) in asked.items():
-            if shared in lines:
-                continue
-            try:
-                text, receipt = run(transact(writer, given))
-            except PrivacyBudgetExceeded:
-                break
-            lines[shared] = line = {**kept, key: text.strip(), RECEIPT: {**receipt, "settings": digest}}
+        sampler.store.remember_release(f"demonstrations, on the budget {sampler.budget.name!r}")
+        missing = {shared: values for shared, values in asked.items() if shared not in lines}
+        writer = writer_of(sampler, file)
+        for shared, answer, receipt in answers(writer, {shared: given for shared, (_, given) in missing.items()}):
+            kept, _ = missing[shared]
+            lines[shared] = line = {**kept, key: answer.strip(), RECEIPT: {**receipt, "settings": digest}}
             if file is not None:
                 file.write(to_line(line))
             if progress is not None:

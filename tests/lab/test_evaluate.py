@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from evaluation_fakes import FakeLLM, WordEmbeddings, rows, unit
 
@@ -147,7 +149,9 @@ def test_a_right_model_is_right(tmp_path: Path) -> None:
         asked = prompt.rsplit("Thing: ", 1)[1].split("\n")[0]
         return 9.0 if word == right.get(asked, word) else 1.0
 
-    scores = labels(tmp_path, FakeLLM(words=["Red", "Blue"], weight=weight), methods=["vote"]).run()
+    # At 4 members nobody is sampled in 1.5 % of the runs, and then a vote is a coin; here in .25^40.
+    plan = replace(PLAN, members=30)
+    scores = labels(tmp_path, FakeLLM(words=["Red", "Blue"], weight=weight), plan=plan, methods=["vote"]).run()
     assert {s.values["accuracy"].mean for s in scores if s.epsilon is None} == {100.0}
 
 
@@ -156,15 +160,20 @@ def test_a_right_model_is_right(tmp_path: Path) -> None:
 
 def test_texts_cost_one_pass_and_one_text_for_each_new_set_of_words(tmp_path: Path) -> None:
     llm = FakeLLM(writes=written)
-    first = texts(tmp_path, llm, vary={"candidates": [1, 3], "members": [2]}).run()
+    vary = {"candidates": [1, 3], "members": [2], "releases": [10, 1000]}
+    first = texts(tmp_path, llm, vary=vary, shown=2).run()
     methods = [(s.method, s.epsilon) for s in first if not s.study]
     pairs = itertools.product(("embedding", "candidate-vote", "joint-em", "ptr"), (None, 1.0))
     assert methods == [("zero-shot", None), ("2-shot", None), ("member", None), *pairs]
-    assert {s.study for s in first} == {"", "candidates", "members"}
+    assert {s.study for s in first} == {"", "candidates", "members", "releases"}
+    varied = {(s.method, s.study, s.facts.get(s.study)) for s in first if s.study != "candidates"}
+    for method in ("embedding", "candidate-vote", "joint-em", "ptr"):
+        assert varied >= {(method, "members", 2), (method, "releases", 10), (method, "releases", 1000)}
+    assert {len(s.texts) for s in first} == {2}, "as many texts as queries are shown"
     asked = [prompt for prompt in llm.calls if not prompt.startswith("Complete")]
     assert len(asked) == 3 * (4 + 2) + 3 * 3
     llm.calls.clear()
-    again = texts(tmp_path, llm, vary={"candidates": [1, 3], "members": [2]}).run()
+    again = texts(tmp_path, llm, vary=vary).run()
     assert all(prompt.startswith("Complete") for prompt in llm.calls), "only for words that noise brought now"
     assert plain(again) == plain(first)
 
@@ -180,20 +189,20 @@ def test_an_instance_whose_embeddings_are_not_needed_writes_no_candidates(tmp_pa
 
 
 class StubDecoder(batches.Decoder):
-    """Counts the texts that are decoded, by name, top_k and delta."""
+    """Counts the texts that are decoded, by name, bound, top_k and delta."""
 
     decoded: list[tuple[Any, ...]]
 
-    def texts(self, name: str, inputs: Sequence[str], mix: Any) -> list[str]:
-        self.decoded.append((name, self.settings.top_k, self.delta))
+    def texts(self, name: str, inputs: Sequence[str], bounds: Any, least: Any = ()) -> list[list[str]]:
+        self.decoded += [(name, bound, self.settings.top_k, self.delta) for bound in bounds]
         right = {row.input: row.output for row in TEXT_QUERIES}
-        return ["owl" if "epsilon" in name else right.get(text, "cat") for text in inputs]
+        return [["owl" if bound and bound < 1e6 else right.get(text, "cat") for text in inputs] for bound in bounds]
 
     def prompted(self, name: str, inputs: Sequence[str], pairs: Any) -> list[str]:
-        return self.texts(name, inputs, None)
+        return self.texts(name, inputs, [None])[0]
 
-    def demonstrations(self, name: str, inputs: Sequence[str], bound: float) -> list[dict[str, Any]]:
-        return [{"input": text, "output": "a text"} for text in inputs]
+    def demonstrations(self, name: str, inputs: Sequence[str], bounds: Any) -> list[list[dict[str, Any]]]:
+        return [[{"input": text, "output": "a text"} for text in inputs] for _ in bounds]
 
     def bound(self, epsilon: float, answers: int) -> float:
         return answers / 4
@@ -232,11 +241,31 @@ def test_decoding_is_done_once_and_says_what_its_plan_counts(tmp_path: Path, dec
     assert len(decoded) == 5, "decoded once"
 
 
+def test_each_run_decodes_anew_and_the_least_weights_are_their_mean(
+    tmp_path: Path, decoded: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [[0.5, 0.25], [0.25, math.nan, 0.75], [0.75, math.nan, math.nan, math.nan]]
+    kept = iter([weights for weights in told for _ in (None, 1.0)])
+    monkeypatch.setattr(batches, "least_weights", lambda least: next(kept))
+    first = decoding(tmp_path, samples=3, methods=["online"]).run()
+    names = [("zero-shot decoding", None), ("online", batches.NO_BOUND), ("online", 0.75)]
+    assert [each[:2] for each in decoded] == names[1:] * 3 + names[:1] * 3
+    assert [(s.method, s.epsilon, s.runs) for s in first] == [
+        ("zero-shot decoding", None, 3),
+        ("online", None, 3),
+        ("online", 1.0, 3),
+    ]
+    assert repr([list(s.least_weights) for s in first]) == repr([[], *[[0.5, 0.25, 0.75, math.nan]] * 2])
+    alone = decoding(tmp_path, methods=["online"]).run()
+    assert {s.runs for s in alone} == {1}
+    assert len(decoded) == 9, "the first run stands"
+
+
 def test_other_queries_or_another_delta_are_decoded_anew(tmp_path: Path, decoded: list[Any]) -> None:
     decoding(tmp_path).run()
     decoded.clear()
     decoding(tmp_path, plan=replace(PLAN, delta=1e-4)).run()
-    assert [(name, delta) for name, _, delta in decoded] == [("online, epsilon 1", 1e-4), ("offline, epsilon 1", 1e-4)]
+    assert [(name, delta) for name, *_, delta in decoded] == [("online", 1e-4), ("offline, epsilon 1", 1e-4)]
     decoded.clear()
     decoding(tmp_path, queries=rows(3, ["cat dog", "owl"], name="dog")).run()
     assert len(decoded) == 5, "as many queries, but others"
@@ -245,13 +274,40 @@ def test_other_queries_or_another_delta_are_decoded_anew(tmp_path: Path, decoded
 def test_the_ablation_of_top_k_decodes_online_alone(tmp_path: Path, decoded: list[Any]) -> None:
     found = decoding(tmp_path, vary={"top_k": [10, 100]}).run()
     assert [(s.method, s.epsilon, s.facts["top_k"]) for s in found if s.study == "top_k"] == [
-        ("online", None, 100),
-        ("online", 1.0, 100),
         ("online", None, 10),
         ("online", 1.0, 10),
+        ("online", None, 100),
+        ("online", 1.0, 100),
     ]
     assert len([s for s in found if not s.study]) == 5
-    assert [name for name, top_k, _ in decoded if top_k == 10] == ["online, not private", "online, epsilon 1"]
+    assert [each[:2] for each in decoded if each[2] == 10] == [("online", batches.NO_BOUND), ("online", 0.75)]
+
+
+def test_the_ablations_of_shots_and_releases_move_the_rate_and_the_plan(tmp_path: Path, decoded: list[Any]) -> None:
+    found = decoding(tmp_path, vary={"shots": [4, 8], "releases": [3, 40]}).run()
+    shots = [s for s in found if s.study == "shots" and s.epsilon]
+    assert [(s.facts["shots"], s.facts["rate"], s.facts["B"]) for s in shots] == [(4, 0.1, 0.75), (8, 0.2, 0.75)]
+    releases = [s for s in found if s.study == "releases"]
+    assert [(s.epsilon, s.facts["releases"], s.facts.get("B")) for s in releases] == [
+        (None, 3, None),
+        (1.0, 3, 0.75),
+        (None, 40, None),
+        (1.0, 40, 10.0),
+    ]
+    # the five of the table, eight shots with and without epsilon, and 40 releases at epsilon 1
+    assert len(decoded) == 5 + 2 + 1, "the usual numbers are decoded once"
+
+
+def test_the_least_weights_are_those_of_the_owner_heard_least_at_each_place() -> None:
+    least: batches.Least = {}
+    mix = batches.clipping(1.0, 1.5, least)
+    zero_shot = np.zeros(2)
+    mix(0, np.array([[0.0, 2.0], [0.0, 8.0]]), zero_shot)
+    mix(0, np.array([[0.0, 4.0]]), zero_shot)
+    mix(1, np.empty((0, 2)), zero_shot)
+    mix(2, np.array([[0.0, 0.1]]), zero_shot)
+    # 1/8 and 1/4 at the first token; nobody at the second; the cap at the third
+    assert batches.least_weights(least) == pytest.approx([3 / 16, math.nan, 1.5], nan_ok=True)
 
 
 def test_another_kind_among_labels_is_measured_by_its_own_score(tmp_path: Path) -> None:
@@ -288,7 +344,12 @@ def test_another_kind_among_labels_is_measured_by_its_own_score(tmp_path: Path) 
         (texts, {"methods": ["online"]}, "methods", "not embedded"),
         (texts, {"methods": ["offline"], "model": EMBEDDED}, "public", "offline demonstrations"),
         (labels, {"vary": {"candidates": [3]}}, "vary", "one of members, releases, shots, fits"),
-        (texts, {"vary": {"rate": [3]}, "methods": ["ptr"]}, "vary", "one of none"),
+        (texts, {"vary": {"rate": [3]}, "methods": ["ptr"]}, "vary", "one of members, releases for"),
+        (labels, {"vary": {"members": [2]}, "methods": ["label-vote"]}, "vary", "one of none"),
+        (texts, {"vary": {"shots": [2]}, "methods": ["ptr"]}, "vary", "one of members, releases for"),
+        (texts, {"vary": {"shots": [41]}, "methods": ["online"], "model": EMBEDDED}, "vary['shots']", "<= 40"),
+        (texts, {"shown": -1}, "shown", ">= 0"),
+        (labels, {"shown": 1}, "shown", "<= 0"),
         (labels, {"vary": {"members": [1]}}, "vary['members']", ">= 2"),
         (labels, {"vary": {"members": [5]}}, "vary['members']", "<= 4"),
         (texts, {"vary": {"candidates": [4]}}, "vary['candidates']", "<= 3"),

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from langchain_dpicl.cli import main
+from langchain_dpicl.decoding.answer import Writer
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-from langchain_dpicl.lab.evaluation.batches import label_reader
+from langchain_dpicl.decoding.model import Demonstration
+from langchain_dpicl.lab.evaluation.batches import Batches, label_reader, text_writer
 from langchain_dpicl.lab.evaluation.studies import chain_reader
 from langchain_dpicl.lab.evaluation.tasks import ClassificationTask, task
-from langchain_dpicl.local import local_llm
+from langchain_dpicl.local import local_llm, model_path
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -52,6 +56,49 @@ def test_reading_in_batches_says_what_the_chain_says() -> None:
         assert wide.argmax(axis=1)[is_clear].tolist() == exact.argmax(axis=1)[is_clear].tolist()
 
 
+def test_texts_written_in_batches_are_those_of_one_token_after_the_other() -> None:
+    """Greedy texts of different lengths after no, one and several examples, two of them equal; and drawn ones."""
+    e2e = task("e2e")
+    pairs = [(f"name[The {name}], eatType[pub], area[riverside]", f"The {name} is a pub.") for name in GOOD]
+    examples = [[], pairs[:1], pairs, pairs[:1], [(asked, f"{said} It is by the river.") for asked, said in pairs]]
+    query = "name[The Mill], eatType[restaurant], area[city centre]"
+    model = TransformersLogits(MODEL, threads=1)
+    write = text_writer(model, 12, ("\n",))
+    question = e2e.shape.ask(query)
+    texts = write([(e2e.shape.prefix(pairs), question) for pairs in examples], 0.0)
+    assert texts[1] == texts[3]
+    assert len({*texts}) > 2
+    for pairs, text in zip(examples, texts, strict=True):
+        prefix = e2e.shape.prefix(pairs).removesuffix("\n")
+        asked = e2e.shape.ask(query)
+        shown = [Demonstration("public", prefix)] if prefix else []
+        session = model.session(f"\n{asked}" if prefix else asked, shown, steps=12)
+        writer = Writer(model, ("\n",))
+        while not writer.ended and len(writer.tokens) < 12:
+            writer.add(int(session.logits([0] if prefix else [], writer.tokens)[-1].argmax()))
+        writer.finish()
+        session.close()
+        assert writer.text.strip() == text
+    drawn = write([("", question)] * 6, 0.9)
+    assert len({*drawn}) > 1, "six equal texts of twelve tokens each"
+
+
+def test_equal_prompts_are_read_once_and_written_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def spy(self: Batches, tokens: Sequence[Any], *rest: Any) -> Any:
+        read.append(len(tokens))
+        return actual(self, tokens, *rest)
+
+    actual = Batches._read
+    write = text_writer(TransformersLogits(MODEL, threads=1), 12, ("\n",))
+    prompts = [("", "The colour of the sky is"), ("", "Once upon a time")]
+    alone = [write([prompt], 0.0)[0] for prompt in prompts]
+    monkeypatch.setattr(Batches, "_read", spy)
+    assert write([prompts[i] for i in (0, 1, 1, 0, 0)], 0.0) == [alone[i] for i in (0, 1, 1, 0, 0)]
+    assert read == [2]
+
+
 def test_a_whole_run_leaves_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     queries = [{"text": t, "label": la} for t, la in (("a witty story", "Positive"), ("a dull story", "Negative"))]
     queries.append({"text": "a lovely evening", "label": "Positive"})
@@ -59,10 +106,12 @@ def test_a_whole_run_leaves_its_results(tmp_path: Path, capsys: pytest.CaptureFi
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     folder = tmp_path / "out"
     given = ["evaluate", "--task", "sst2", "--data", str(tmp_path), "--queries", "3", "--output", str(folder), "--json"]
-    given += ["--in-batches", "--threads", "1", "--model", MODEL, "--heads", "1"]
+    model = model_path(MODEL)
+    given += ["--in-batches", "--threads", "1", "--dtype", "bfloat16", "--model", str(model), "--heads", "1"]
     given += "--members 4 --shots 1 --releases 20 --delta 1e-3 --epsilon 1 8 --draws 2 --vary members=2,4".split()
     assert main(given) == 0
     results = json.loads(capsys.readouterr().out)
+    assert results["settings"]["model"] == model.name
     assert len(REVIEWS) == results["settings"]["owners"] == 40
     found = {(s["method"], s["epsilon"]): s for s in results["scores"] if not s["study"]}
     assert set(found) >= {("zero-shot", None), ("vote", None), ("vote", 1.0), ("vote", 8.0)}

@@ -18,6 +18,7 @@ from langchain_dpicl.lab.evaluation.findings import findings
 from langchain_dpicl.lab.evaluation.passes import EvaluationPlan
 from langchain_dpicl.lab.evaluation.pictures import pictures
 from langchain_dpicl.lab.evaluation.report import main_table, papers_table, write_index, write_report
+from langchain_dpicl.lab.evaluation.rows import Row
 from langchain_dpicl.lab.evaluation.scores import Score, Value
 from langchain_dpicl.lab.evaluation.tasks import TASKS
 from langchain_dpicl.lab.plots import figure_of
@@ -177,13 +178,34 @@ def test_a_single_query_and_run_are_counted_in_the_singular(tmp_path: Path) -> N
 def test_an_ablation_is_a_row_for_each_value_and_a_column_for_each_epsilon(tmp_path: Path) -> None:
     write_report(tmp_path, TASKS["trec"], [*main_scores(), *study_scores("top_k", [100, 5, 20])], SETTINGS)
     _, text = (tmp_path / "table.md").read_text("utf-8").split("## accuracy against top k")
-    assert rows(text) == [
+    assert rows(text.split("**Published")[0]) == [
         ["top k", "vote, not private", "vote, epsilon 1"],
         ["---"] * 3,
         ["5", "41.0 ± 1.0", "41.0 ± 1.0"],
         ["20", "42.0 ± 1.0", "42.0 ± 1.0"],
         ["100", "40.0 ± 1.0", "40.0 ± 1.0"],
     ]
+
+
+def test_shown_texts_stand_below_their_query_beside_the_right_answer(tmp_path: Path) -> None:
+    values = {"rougeL": Value(3.0)}
+    held = [
+        Score("zero-shot", None, values, 1, 2, texts=["a pub", "an inn"]),
+        Score("online", 1.0, values, 1, 2, texts=["a\nbar", ""], least_weights=[0.5, math.nan, 0.25]),
+    ]
+    shown = [Row("name[Blue]", "a blue pub", ()), Row("name[Red]", "a red inn", ())]
+    results = write_report(tmp_path, TASKS["e2e"], held, PLAN, shown=shown)
+    _, text = (tmp_path / "table.md").read_text("utf-8").split("## Some texts")
+    assert [part for part in text.splitlines() if part.startswith("*")] == ["*name[Blue]*", "*name[Red]*"]
+    head, private = ["method", "epsilon", "text"], ["---"] * 3
+    assert rows(text) == [
+        *(head, private, ["right", "", "a blue pub"], ["zero-shot", "public", "a pub"], ["online", "1", "a bar"]),
+        *(head, private, ["right", "", "a red inn"], ["zero-shot", "public", "an inn"], ["online", "1", ""]),
+    ]
+    assert "least_weights.png" in results["pictures"]
+    assert results["scores"][1]["least_weights"] == [0.5, None, 0.25]
+    (curve,) = drawn("least_weights.png", held).axes[0].lines
+    assert curve.get_xydata()[[0, 2]].tolist() == [[1.0, 0.5], [3.0, 0.25]]
 
 
 def test_a_bar_in_a_name_stays_in_its_cell() -> None:
@@ -250,22 +272,38 @@ def summaries() -> list[Score]:
     ]
 
 
-def test_the_papers_loss_stands_beside_ours_at_the_same_epsilon_only() -> None:
+def beside(method: str, epsilon: str, model: str = "") -> list[list[str]]:
+    """What stands of a method: measure, published, lost, here, lost here."""
+    found = rows(papers_table(TASKS["samsum"], summaries()))
+    return [row[3:8] for row in found if row[0] == method and row[2] == epsilon and model in row[1]]
+
+
+def test_published_figures_are_named_as_other_models_numbers() -> None:
     found = papers_table(TASKS["samsum"], summaries())
-    assert rows(found)[2:] == [
-        ["ESA (embedding)", "1", "ROUGE-1", "no noise", "(38.2)", "-2.5 (27.5)"],
-        ["ESA (embedding)", "1", "ROUGE-2", "no noise", "(14.6)", "-2.5 (12.5)"],
-        ["ESA (embedding)", "1", "ROUGE-L", "no noise", "(29.9)", "-2.5 (22.5)"],
-        ["DPS-MOZO (online)", "2", "ROUGE-L", "4-shot prompt", "-0.3", "-0.5 (25.5)"],
+    assert found.startswith("**Published figures are other models' numbers**")
+    assert len(rows(found)) == 2 + len(TASKS["samsum"].paper)
+    for place, source in enumerate(dict.fromkeys(figure.source for figure in TASKS["samsum"].paper), 1):
+        assert found.count(f"\n{place}. {source}.") == 1
+    assert papers_table(TASKS["agnews"], main_scores()) == "", "no figure was read for it"
+
+
+def test_ours_stands_beside_theirs_of_the_same_method_and_epsilon_only() -> None:
+    assert beside("ESA", "1") == [
+        ["ROUGE-1", "38.2", "", "27.5", "-2.5"],
+        ["ROUGE-2", "14.6", "", "12.5", "-2.5"],
+        ["ROUGE-L", "29.9", "", "22.5", "-2.5"],
     ]
-    assert found.count("- ESA: GPT-3 davinci. Wu et al. 2024, epsilon 1: as the paper prints it.") == 1
-    assert "- DPS-MOZO: Gemma 2 2B." in found
+    assert beside("ESA", "3")[2] == ["ROUGE-L", "30.7", "-1.6", "", ""]
+    assert beside("ESA without noise", "no noise")[2] == ["ROUGE-L", "32.3", "", "25.0", ""]
+    assert beside("4-shot", "no noise")[2] == ["ROUGE-L", "34.8", "", "26.0", ""]
+    assert beside("DPS-MOZO", "2") == [["ROUGE-L", "", "-0.3 to few-shot", "25.5", "-0.5 to few-shot"]]
+    assert beside("DP-ICL", "8", "davinci")[0] == ["ROUGE-1", "41.2", "", "", ""]
 
 
-def test_papers_without_a_counterpart_are_said_to_have_none() -> None:
-    assert papers_table(TASKS["trec"], main_scores()) == ""
-    assert "No method here" in papers_table(TASKS["samsum"], summaries()[:2])
-    assert "No method here" in papers_table(TASKS["samsum"], [summaries()[2]])  # no reference of its own
+def test_a_vote_of_ours_stands_beside_their_noisy_max() -> None:
+    scores = [score("vote", None, 46.0), score("vote", 8.0, 45.5)]
+    found = rows(papers_table(TASKS["trec"], scores))
+    assert [row[4:7] for row in found[2:]] == [["26.3", "45.5", "-0.5"], ["16.2", "45.5", "-0.5"]]
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------

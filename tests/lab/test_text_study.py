@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,36 +102,64 @@ def find(scores: Sequence[Score], epsilon: float | None, **facts: float) -> Scor
 
 def test_an_author_asks_with_the_tasks_prompts_and_strips_the_answers(file: PassFile) -> None:
     llm = FakeLLM(writes=lambda prompt: "  a title \n")
-    found = author(llm, file).members([[("a", "A"), ("b", "B")], []], "my\nnote", 0)
+    (found,) = author(llm, file).members([[("a", "A"), ("b", "B")], []], ["my\nnote"], 0)
     assert found == ["a title", "a title"]
     assert sorted(llm.calls) == [
         "Note: a\nTitle: A\n\nNote: b\nTitle: B\n\nNote: my note\nTitle:",
         "Note: my note\nTitle:",
     ]
     llm.calls.clear()
-    assert author(llm, file).candidates("my note", 3) == ["a title"] * 3
+    assert author(llm, file).candidates(["my note"], 3) == [["a title"] * 3]
     assert llm.calls == ["Note: my note\nTitle:"] * 3
+
+
+def test_an_author_with_a_writer_of_batches_never_asks_the_model(file: PassFile) -> None:
+    heard: list[Any] = []
+
+    def write(prompts: Sequence[tuple[str, str]], temperature: float) -> list[str | None]:
+        heard.append(([before + question for before, question in prompts], temperature))
+        return ["cat"] * len(prompts)
+
+    llm = FakeLLM(writes=lambda prompt: " dog")
+    found, alone = Author(llm, llm, TASK, file, write), Author(llm, llm, TASK, file)
+    released = [ReleasedKeywords(words, ranked=ranked) for words in (["owl"], ["fox"]) for ranked in (True, False)]
+    asks: dict[str, Callable[[Author, str], list[str | None]]] = {
+        "members": lambda author, query: author.members([[("a", "b")], []], [query], 0)[0],
+        "candidates": lambda author, query: list(author.candidates([query], 3)[0]),
+        "words": lambda author, query: list(author.from_words([(words, query) for words in (*released, released[0])])),
+    }
+    for name, ask in asks.items():
+        assert {*ask(found, "q")} == {"cat"}, name
+        assert llm.calls == []
+        ((prompts, temperature),) = heard
+        assert temperature == (0.9 if name == "candidates" else 0.0)
+        ask(alone, "other")
+        assert sorted(llm.calls) == sorted(prompt.replace("Note: q", "Note: other") for prompt in prompts)
+        llm.calls.clear()
+        heard.clear()
+    assert {*asks["words"](found, "q")} == {"cat"}
+    assert heard == [], "kept"
 
 
 def test_released_words_are_all_that_the_model_gets_beside_the_query(file: PassFile) -> None:
     llm = FakeLLM(writes=lambda prompt: " a title ")
-    text = author(llm, file).from_words(ReleasedKeywords(["fox", "owl"], ranked=True), "my note")
-    assert text == "a title"
+    ranked = ReleasedKeywords(["fox", "owl"], ranked=True)
+    assert author(llm, file).from_words([(ranked, "my note")]) == ["a title"]
     assert llm.calls == [
         "Complete the text with the following word suggestions ranked by their frequency from high to low: fox, owl."
         "\n\nNote: my note\nTitle:"
     ]
-    author(llm, file).from_words(ReleasedKeywords(["fox", "owl"]), "my note")
+    author(llm, file).from_words([(ReleasedKeywords(["fox", "owl"]), "my note")])
     assert "ranked" not in llm.calls[-1]
     with pytest.raises(ModelUnavailable):
-        author(FakeLLM(fails=lambda prompt: True), file).from_words(ReleasedKeywords(["fox"]), "my note")
+        author(FakeLLM(fails=lambda prompt: True), file).from_words([(ReleasedKeywords(["fox"]), "my note")])
 
 
 def test_what_members_wrote_is_kept_and_not_asked_again(file: PassFile) -> None:
     llm = FakeLLM(writes=lambda prompt: str(len(prompt)))
     prompts = [[("a", "A")], [("bb", "B")], [], [("ccc", "C")], [("dddd", "D")]]
     for _ in range(2):
-        found = author(llm, file).members(prompts, "note", 0)
+        (found,) = author(llm, file).members(prompts, ["note"], 0)
     assert len(llm.calls) == 5
     assert found == ["35", "36", "17", "37", "38"]
 
@@ -145,27 +173,27 @@ def test_a_member_that_failed_twice_is_none_and_one_that_failed_once_is_not(file
 
     llm = FakeLLM(writes=lambda prompt: "a title", fails=fails)
     prompts = [[("bad", "A")], [("busy", "B")], [], []]
-    found = author(llm, file).members(prompts, "note", 0)
+    (found,) = author(llm, file).members(prompts, ["note"], 0)
     assert found[:2] == [None, "a title"]
 
 
 def test_a_model_that_is_gone_leaves_nothing_of_that_query(file: PassFile) -> None:
     llm = FakeLLM(writes=lambda prompt: "a title", fails=lambda prompt: len(llm.calls) > 6)
     prompts = [[("a", "A")], [("b", "B")], [], []]
-    author(llm, file).members(prompts, "note", 0)
+    author(llm, file).members(prompts, ["note"], 0)
     with pytest.raises(ModelUnavailable, match="the same command resumes"):
-        author(llm, file).members(prompts, "other", 0)
+        author(llm, file).members(prompts, ["other"], 0)
     with pytest.raises(ModelUnavailable):
-        author(llm, file).candidates("note", 3)
+        author(llm, file).candidates(["note"], 3)
     assert list(file) == [(key_of("note"), 0)]
 
 
 def test_candidates_are_asked_for_once_for_each_number_of_them(file: PassFile) -> None:
     llm = FakeLLM(writes=lambda prompt: " a title" if len(llm.calls) % 3 else " ")
     for _ in range(2):
-        assert set(author(llm, file).candidates("note", 6)) == {"a title"}
+        assert set(author(llm, file).candidates(["note"], 6)[0]) == {"a title"}
     assert len(llm.calls) == 6
-    author(llm, file).candidates("note", 9)
+    author(llm, file).candidates(["note"], 9)
     assert len(llm.calls) == 15, "twenty sentences are not passed off as forty"
 
 
@@ -284,10 +312,11 @@ def test_joint_em_without_noise_has_the_querys_most_used_words_in_order(file: Pa
     llm = FakeLLM(writes=lambda prompt: " a title")
     query = row("dog fox owl cat rain", "a title")
     said = [written("owl cat owl", "owl fox sun", "owl cat", "sun sun")] * 3
-    found = study_of([(query, said)], file, llm=llm).keywords("joint-em")
+    found = study_of([(query, said)], file, llm=llm, shown=1).keywords("joint-em")
     # sun is no word of the query; owl 3, cat 2, fox 1
     plain = find(found, None)
     assert words_of(llm)[0] == "owl, cat"
+    assert plain.texts == ["[owl, cat] a title"]
     assert ("words", key_of(query.input), True, "owl", "cat") in file
     assert (plain.runs, plain.values["rouge1"].mean, plain.facts["fallback"]) == (3, 100.0, 0.0)
     assert find(found, 1.0).facts["eps0"] == 1.0

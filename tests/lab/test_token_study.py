@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from token_methods import Paired
 from token_study import main
 
+from langchain_dpicl.decoding.answer import Settings
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
-from langchain_dpicl.decoding.model import Demonstration
-from langchain_dpicl.lab.evaluation.batches import Batches
+from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate
+from langchain_dpicl.lab.evaluation import batches
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -27,7 +30,7 @@ def model() -> TransformersLogits:
 
 
 def test_rows_read_in_batches_are_those_that_the_sampler_reads(model: TransformersLogits) -> None:
-    batches, network = Batches(model), model._loaded
+    read, network = batches.Batches(model), model._loaded
     asked = "Data: pink, cherry\nDescription:"
     shown = [f"Data: {row['input']}\nDescription: {row['output']}\n\n" for row in RECORDS[:30]]
     shown[7] *= 3
@@ -35,8 +38,34 @@ def test_rows_read_in_batches_are_those_that_the_sampler_reads(model: Transforme
     session = model.session(asked, [Demonstration(i, text) for i, text in enumerate(shown)], steps=9)
     alone = session.logits(range(0, 30, 7), released)
     session.close()
-    batch = batches.rows([(text, [*network.tokens(asked), *released]) for text in ("", *shown)])
-    assert np.abs(np.array([batch[0], *batch[1::7]]) - alone).max() < 0.05
+    texts = [(), *((text,) for text in shown)]
+    whole = read.rows([(pieces, (*network.tokens(asked), *released)) for pieces in texts])
+    parts = read.rows([((*pieces, asked), tuple(released)) for pieces in texts])
+    for batch in (whole, parts):
+        assert np.abs(np.array([batch[0], *batch[1::7]]) - alone).max() < 0.05
+
+
+def test_bounds_decoded_together_see_what_each_sees_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Public and private scores are multiplied, so that the likeliest token is drawn and the draws do not matter."""
+    decoder = batches.Decoder(
+        "smollm2-135m-instruct",
+        DemonstrationTemplate("Data: {input}\nDescription: {output}\n\n", "Data: {input}\nDescription:"),
+        RECORDS,
+        Settings(8, 4, 20, shots=300.0, temperature=1.0, cap=600.0, stop=("\n",)),
+        1e-3,
+        threads=1,
+        draws=partial(Paired, 0),
+    )
+    asked = ["pink, cherry", "orange, grape", "grey, kiwi"]
+    bounds = [batches.NO_BOUND, 0.01]
+    both = decoder.texts("both", asked, bounds)
+    shown = list(decoder._batches.known)
+    assert {len(pieces) for pieces in shown} == {1}, "no question after a demonstration stays"
+    assert len(shown) > len(asked), "demonstrations stay"
+    monkeypatch.setattr(batches, "_KEPT", 0)
+    assert both == [decoder.texts("alone", asked, [bound])[0] for bound in bounds]
+    assert both[0] != both[1]
+    assert not decoder._batches.known
 
 
 def test_a_study_answers_with_every_method_and_goes_on_where_it_was(

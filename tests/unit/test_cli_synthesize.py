@@ -40,6 +40,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: TableModel, caps
 
     def call(*more: str) -> tuple[int, str, str]:
         always = "--data data.jsonl --inputs topics.txt --epsilon 300 --output out.jsonl --top-k 4 --max-tokens 6"
+        always += " --owner-key="
         code = main(["synthesize", *always.split(), *more])
         captured = capsys.readouterr()
         assert SECRET not in captured.out + captured.err

@@ -9,6 +9,8 @@ draws are the sampler's own (`langchain_dpicl.decoding.answer.choose`), from the
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,71 +20,207 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from langchain_dpicl.decoding.answer import Settings, Writer, choose, clipped_terms
+from langchain_dpicl.decoding.answer import Settings, Writer, choose, clipped_terms, mixing_weights
 from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
 from langchain_dpicl.decoding.exemplars import IntArray
 from langchain_dpicl.decoding.model import Demonstration, DemonstrationTemplate, Logits
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.lab.evaluation.passes import Pairs
-from langchain_dpicl.lab.evaluation.studies import Reader, Scores
+from langchain_dpicl.lab.evaluation.studies import Reader, Scores, Write
 from langchain_dpicl.lab.evaluation.tasks import Shape
 from langchain_dpicl.members.scoring import Position, label_scores
 from langchain_dpicl.privacy import LineRequest, PrivacyPlan
 from langchain_dpicl.privacy.losses import FloatArray
 from langchain_dpicl.privacy.noise import Randomness, SecureRandomness
 
-_BATCH = 24
+_BATCH = 64
+_LEFT = 0.85
+_SHARED = 4  # rows after a state
+_ATTENTION = "langchain_dpicl_shared"
 _ALTERNATIVES = 100
 
 # Keys and values of every layer, (heads, tokens, width) each.
 State = list[tuple[Any, Any]]
 
-# A demonstration, and the tokens after it.
-Shown = tuple[str, tuple[int, ...]]
+# Pieces of text, each tokenised on its own, and the tokens after them.
+Shown = tuple[tuple[str, ...], tuple[int, ...]]
+
+# From the scores of the next token to one of the tokens.
+Pick = Callable[[Logits], int]
 
 
 class Batches:
-    """A model, and a state for each demonstration that it has read; drop those in ``known`` to free their memory."""
+    """A model, and a state for all pieces of text that it has read; drop those in ``known`` to free their memory."""
 
     def __init__(self, model: TransformersLogits) -> None:
         """Raises `InvalidParameter` for a model whose rows in a batch are not those that it reads alone."""
         self.model = model
         self.network = model._loaded
-        self.known: dict[str, State] = {}
+        self.known: dict[tuple[str, ...], State] = {}
+        _share(self.network.model)
         self._piece = cache(lambda token: self.network.tokenizer.decode([token]).encode())
         shown, asked = "Colour: red\nThing: cherry\n\n", "Colour: yellow\nThing:"
         session = model.session(asked, [Demonstration("public", shown)], steps=1)
         alone = session.logits([0], [])
         session.close()
-        tokens = self.network.tokens(asked)
-        batch = np.array(self.rows([("", tokens), (shown, tokens), (shown * 2, tokens)]))
+        tokens = tuple(self.network.tokens(asked))
+        batch = np.array(self.rows([((), tokens), ((shown,), tokens), ((shown, shown), tokens)]))
         if not np.abs(batch[:2] - alone).max() <= 1.0:  # a row that failed is NaN
             raise InvalidParameter("model", model.name, "one whose prompts can be read in a padded batch")
         self.known.clear()
 
-    def rows(self, prompts: Sequence[tuple[str, Sequence[int]]]) -> list[Logits]:
-        """Return the next-token scores after each (demonstration, tokens). "" is no demonstration."""
+    def prompt(self, prefix: str, question: str) -> Shown:
+        """The prompt of examples ("" for none) and a question, each tokenised on its own.
+
+        They meet where a tokeniser splits the whole prompt too: it splits an empty line before a word into its two line
+        breaks.
+        """
+        if shown := prefix.removesuffix("\n"):
+            return (shown,), tuple(self.network.tokens(f"\n{question}"))
+        return (), tuple(self.network.tokens(question))
+
+    def rows(self, prompts: Sequence[Shown]) -> list[Logits]:
+        """Return the next-token scores after each prompt."""
+        return self.scores(*self._parts(prompts))
+
+    def _parts(self, prompts: Sequence[Shown]) -> tuple[list[tuple[int, ...]], list[State | None]]:
+        """Read the pieces that are not known. Return the tokens of each prompt and the state before them."""
         first = self.network.first
-        missing = sorted({shown for shown, _ in prompts if shown} - self.known.keys())
-        states = self.states([[*first, *self.network.tokens(shown)] for shown in missing], None)
-        self.known.update(zip(missing, states, strict=True))
-        tokens = [after if shown else [*first, *after] for shown, after in prompts]
-        return self.scores(tokens, [self.known.get(shown) for shown, _ in prompts])
+        for size in range(1, 1 + max((len(pieces) for pieces, _ in prompts), default=0)):
+            missing = sorted({pieces[:size] for pieces, _ in prompts if len(pieces) >= size} - self.known.keys())
+            tokens = [self.network.tokens(pieces[-1]) for pieces in missing]
+            if size == 1:
+                tokens = [[*first, *piece] for piece in tokens]
+            states = self._states(tokens, [self.known.get(pieces[:-1]) for pieces in missing])
+            self.known.update(zip(missing, states, strict=True))
+        after = [tokens if pieces else (*first, *tokens) for pieces, tokens in prompts]
+        return after, [self.known.get(pieces) for pieces, _ in prompts]
+
+    def write(self, prompts: Sequence[Shown], most: int, stop: Sequence[str], pick: Pick) -> list[str]:
+        """Return the texts after the prompts: at most so many tokens, picked by their scores, up to a stop text."""
+        writers = [Writer(self.model, stop) for _ in prompts]
+        tokens, before = self._parts(prompts)
+        for some in _batches(tokens, before):
+            with self.network.working():
+                rows = [tokens[i] for i in some], [before[i] for i in some]
+                self._write([writers[i] for i in some], *rows, most, pick)
+        for writer in writers:
+            writer.finish()
+        return [writer.text for writer in writers]
+
+    def _write(
+        self,
+        writers: Sequence[Writer],
+        tokens: Sequence[Sequence[int]],
+        before: Sequence[State | None],
+        most: int,
+        pick: Pick,
+    ) -> None:
+        """Write on after the tokens of each, all in one batch; equal prompts are read once.
+
+        Ended rows leave it together: that copies all.
+        """
+        import torch
+
+        def goes_on(writer: Writer) -> bool:
+            return not writer.ended and len(writer.tokens) < most
+
+        known: dict[Any, int] = {}
+        which = [
+            known.setdefault((tuple(row), id(state)), len(known)) for row, state in zip(tokens, before, strict=True)
+        ]
+        distinct = [which.index(n) for n in known.values()]
+        vectors, cache, seen = self._read([tokens[i] for i in distinct], [before[i] for i in distinct])
+        if len(distinct) < len(tokens):
+            vectors, seen = [vectors[n] for n in which], seen[which]
+            cache.batch_select_indices(torch.tensor(which))
+        places = torch.tensor([[_length(state) + len(row)] for state, row in zip(before, tokens, strict=True)])
+        while True:
+            for writer, scores in zip(writers, self._scores(vectors), strict=True):
+                if goes_on(writer):
+                    writer.add(pick(scores))
+            left = [i for i, writer in enumerate(writers) if goes_on(writer)]
+            if not left:
+                return
+            if len(left) <= _LEFT * len(writers):
+                writers, before = [writers[i] for i in left], [before[i] for i in left]
+                places, seen = places[left], seen[left]
+                cache.batch_select_indices(torch.tensor(left))
+            seen = torch.nn.functional.pad(seen, (0, 1), value=True)
+            ids = torch.tensor([writer.tokens[-1:] for writer in writers])
+            vectors = list(self._forward(ids, seen[:, None], places, cache, before)[:, -1])
+            places = places + 1
+
+    def _scores(self, vectors: Sequence[Any]) -> Logits:
+        """One row of next-token scores for each vector, by one product where the product's releases take many."""
+        import torch
+
+        if self.network._head is None:
+            return self.network.scores(vectors)
+        scores: Logits = self.network._head(torch.stack([*vectors])).to("cpu", torch.float32).numpy()
+        return scores
+
+    def _forward(self, ids: Any, seen: Any, places: Any, cache: Any, before: Sequence[State | None]) -> Any:
+        """The vectors after the next tokens of each row, which the cache then holds.
+
+        ``seen``: (rows, tokens, tokens in the cache) what a token sees of its row, beside all that stands before it.
+        """
+        import torch
+
+        dtype = self.network.model.dtype
+        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+        groups, start = [], 0
+        for _, some in itertools.groupby(before, key=id):
+            state, *others = some
+            groups.append((start, start + 1 + len(others), state))
+            start = groups[-1][1]
+        out = self.network._body(
+            input_ids=ids,
+            attention_mask=mask[:, None],
+            position_ids=places,
+            past_key_values=cache,
+            use_cache=True,
+            before=groups,
+        )
+        return out.last_hidden_state
+
+    def _read(self, tokens: Sequence[Sequence[int]], before: Sequence[State | None]) -> tuple[list[Any], Any, Any]:
+        """The vector after each row's last token, the cache, and (rows, tokens in it) which are the row's own."""
+        import torch
+        from transformers.cache_utils import DynamicCache
+
+        lengths = torch.tensor([len(row) for row in tokens])
+        width = int(lengths.max())
+        ids = torch.zeros((len(tokens), width), dtype=torch.long)
+        for i, row in enumerate(tokens):
+            ids[i, : len(row)] = torch.tensor(row)
+        places = torch.tensor([[_length(state)] for state in before]) + torch.arange(width)
+        causal = torch.ones((len(tokens), width, width), dtype=torch.bool).tril()
+        cache = DynamicCache(config=self.network.model.config)
+        vectors = self._forward(ids, causal, places, cache, before)
+        return (
+            [vectors[i, len(row) - 1] for i, row in enumerate(tokens)],
+            cache,
+            causal[:, -1] & (torch.arange(width) < lengths[:, None]),
+        )
 
     def states(self, tokens: Sequence[Sequence[int]], before: State | None) -> list[State]:
         """Return the state after each row of tokens, all read after the same earlier state."""
-        return self._read_all(tokens, [before] * len(tokens), lambda some, _, state: map(state, some))
+        return self._states(tokens, [before] * len(tokens))
+
+    def _states(self, tokens: Sequence[Sequence[int]], before: Sequence[State | None]) -> list[State]:
+        return self._read_all(tokens, before, lambda some, _, state: map(state, some))
 
     def scores(self, tokens: Sequence[Sequence[int]], states: Sequence[State | None]) -> list[Logits]:
         """Return the next-token scores after each row of tokens, read after its own state."""
-        return self._read_all(tokens, states, lambda _, vectors, state: self.network.scores(vectors))
+        return self._read_all(tokens, states, lambda _, vectors, state: self._scores(vectors))
 
-    def grown(self, tokens: Sequence[Sequence[int]], states: Sequence[State]) -> list[tuple[Logits, State]]:
+    def grown(self, tokens: Sequence[Sequence[int]], states: Sequence[State | None]) -> list[tuple[Logits, State]]:
         """Return the next-token scores after each row of tokens, read after its own state, and the state then."""
         return self._read_all(
             tokens,
             states,
-            lambda some, vectors, state: zip(self.network.scores(vectors), map(state, some), strict=True),
+            lambda some, vectors, state: zip(self._scores(vectors), map(state, some), strict=True),
         )
 
     def _read_all(
@@ -91,26 +229,27 @@ class Batches:
         states: Sequence[State | None],
         results: Callable[[list[int], list[Any], Callable[[int], State]], Iterable[Any]],
     ) -> list[Any]:
-        """Read the rows, those of one length together, and return their results in the rows' order.
+        """Read the rows in batches, and return their results in the rows' order.
 
         ``results`` makes them from the places of the rows that were read together, the vectors after their last tokens,
         and a function from a place to the state then.
         """
+        import torch
+
         found: list[Any] = [None] * len(tokens)
         with self.network.working():
-            for some in _batches([(len(row), _length(state)) for state, row in zip(states, tokens, strict=True)]):
-                vectors, cache = self._read([tokens[i] for i in some], [states[i] for i in some])
-                past = max(_length(states[i]) for i in some)
+            for some in _batches(tokens, states):
+                vectors, cache, _ = self._read([tokens[i] for i in some], [states[i] for i in some])
 
-                def state(
-                    i: int,
-                    some: list[int] = some,
-                    past: int = past,
-                    layers: Any = cache.layers,
-                ) -> State:
-                    place = some.index(i)
-                    own = slice(past - _length(states[i]), past + len(tokens[i]))
-                    return [(each.keys[place, :, own].clone(), each.values[place, :, own].clone()) for each in layers]
+                def state(i: int, some: list[int] = some, layers: Any = cache.layers) -> State:
+                    place, length = some.index(i), len(tokens[i])
+                    own = [(each.keys[place, :, :length], each.values[place, :, :length]) for each in layers]
+                    if (before := states[i]) is None:
+                        return [(keys.clone(), values.clone()) for keys, values in own]
+                    return [
+                        (torch.cat([keys, more], dim=1), torch.cat([values, others], dim=1))
+                        for (keys, values), (more, others) in zip(before, own, strict=True)
+                    ]
 
                 for i, result in zip(some, results(some, vectors, state), strict=True):
                     found[i] = result
@@ -128,39 +267,12 @@ class Batches:
         top = [(self._piece(int(i)), float(shares[i])) for i in best]
         return label_scores([Position(top[0][0], top)], labels)
 
-    def _read(self, tokens: Sequence[Sequence[int]], states: Sequence[State | None]) -> tuple[list[Any], Any]:
-        """The vector after each row's last token, and the cache. Earlier states stand on the left, padded there."""
-        import torch
-        from transformers.cache_utils import DynamicCache
 
-        model = self.network.model
-        before = [_length(state) for state in states]
-        past, width = max(before), max(map(len, tokens))
-        ids = torch.zeros((len(tokens), width), dtype=torch.long)
-        mask = torch.full((len(tokens), 1, width, past + width), torch.finfo(model.dtype).min, dtype=model.dtype)
-        seen = torch.ones((width, width), dtype=torch.bool).tril()
-        for i, (row, known) in enumerate(zip(tokens, before, strict=True)):
-            ids[i, : len(row)] = torch.tensor(row)
-            mask[i, 0, :, past - known : past] = 0
-            mask[i, 0, :, past:][seen] = 0
-        places = torch.tensor(before)[:, None] + torch.arange(width)
-        cache = DynamicCache(config=model.config)
-        for layer in range(max(len(state or ()) for state in states)):
-            keys, values = (_padded([state and state[layer][part] for state in states], past) for part in (0, 1))
-            cache.update(keys, values, layer)
-        out = self.network._body(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=places,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        return [out.last_hidden_state[i, len(row) - 1] for i, row in enumerate(tokens)], cache
-
-
-def _batches(sizes: Sequence[Any]) -> list[list[int]]:
-    """The positions of rows of similar size, so many at a time."""
-    order = sorted(range(len(sizes)), key=lambda i: sizes[i])
+def _batches(tokens: Sequence[Sequence[int]], before: Sequence[State | None]) -> list[list[int]]:
+    """The positions of rows to read together, so many at a time: those after the same state, or else of one length."""
+    known = {id(state): n for n, state in enumerate(before)}
+    are_shared = len(known) * _SHARED <= len(tokens)
+    order = sorted(range(len(tokens)), key=lambda i: (are_shared and known[id(before[i])], len(tokens[i])))
     return [order[start : start + _BATCH] for start in range(0, len(order), _BATCH)]
 
 
@@ -168,36 +280,101 @@ def _length(state: State | None) -> int:
     return int(state[0][0].shape[1]) if state else 0
 
 
-def _padded(parts: Sequence[Any], length: int) -> Any:
-    """One layer's keys (or values) of several rows, zeros on the left; None is a row of zeros."""
-    like = next(part for part in parts if part is not None)
-    whole = like.new_zeros((len(parts), like.shape[0], length, like.shape[2]))
-    for row, part in zip(whole, parts, strict=True):
-        if part is not None:
-            row[:, length - part.shape[1] :] = part
-    return whole
+def _share(model: Any) -> None:
+    """Let a model's attention take what stands before groups of rows."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(_ATTENTION, _attend)
+    AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
+    model.set_attn_implementation(_ATTENTION)
+
+
+def _attend(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    scaling: float = 1.0,
+    before: Sequence[tuple[int, int, State | None]] | None = None,
+    **others: Any,
+) -> tuple[Any, None]:
+    """Attention to the state before each group of rows (start, stop, state), which no row copies, and to the rows' own.
+
+    Without any state it is the usual attention of transformers.
+    """
+    import torch
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if before is None or not any(state for *_, state in before):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+    rows, heads, length, size = query.shape
+    kinds = key.shape[1]  # several heads of a query have the same keys
+    query = query.reshape(rows, kinds, -1, size) * scaling
+    own = query @ key.transpose(2, 3) + attention_mask.repeat(1, 1, heads // kinds, 1)
+    found = []
+    for start, stop, state in before:
+        scores, place = [own[start:stop]], 0
+        if state is not None:
+            keys, values = state[module.layer_idx]
+            place = keys.shape[1]
+            there = query[start:stop].transpose(0, 1).reshape(kinds, -1, size) @ keys.transpose(1, 2)
+            scores.insert(0, there.reshape(kinds, stop - start, -1, place).transpose(0, 1))
+        weights = torch.cat(scores, dim=-1).softmax(-1, dtype=torch.float32).to(query.dtype)
+        result = weights[..., place:] @ value[start:stop]
+        if state is not None:
+            there = weights[..., :place].transpose(0, 1).reshape(kinds, -1, place) @ values
+            result = result + there.reshape(kinds, stop - start, -1, size).transpose(0, 1)
+        found.append(result)
+    return torch.cat(found).reshape(rows, heads, length, size).transpose(1, 2).contiguous(), None
 
 
 def label_reader(model: TransformersLogits, labels: Sequence[str], shape: Shape) -> Reader:
     """Score labels after prompts of a shape, with the whole next-token distribution. The model loads at first use.
 
-    Examples are read once for all queries that follow each other with them. They and the query are tokenised on their
-    own, so they meet where a tokeniser splits the whole prompt too: it splits an empty line before a word into its two
-    line breaks.
+    Examples are read once for all queries that follow each other with them.
     """
     load = cache(lambda: Batches(model))
 
     def reader(examples: Sequence[Pairs], query: str) -> Scores:
         batches = load()
-        prefixes = [shape.prefix(pairs).removesuffix("\n") for pairs in examples]
-        for gone in batches.known.keys() - set(prefixes):
+        prompts = [batches.prompt(shape.prefix(pairs), shape.ask(query)) for pairs in examples]
+        for gone in batches.known.keys() - {shown for shown, _ in prompts}:
             del batches.known[gone]
-        question = shape.ask(query)
-        asked = [batches.network.tokens(f"\n{question}" if prefix else question) for prefix in prefixes]
-        rows = batches.rows(list(zip(prefixes, asked, strict=True)))
-        return np.array([batches.label_scores(row, labels) for row in rows], np.float64)
+        distinct = list(dict.fromkeys(prompts))  # the calls without an example have one prompt
+        rows = dict(zip(distinct, batches.rows(distinct), strict=True))
+        return np.array([batches.label_scores(rows[prompt], labels) for prompt in prompts], np.float64)
 
     return reader
+
+
+_LIKELIEST = 40
+
+
+def text_writer(model: TransformersLogits, most: int, stop: Sequence[str]) -> Write:
+    """Write texts of at most so many tokens after (prefix, question), at a temperature; 0 takes the likeliest token.
+
+    At another temperature a token is drawn among the 40 likeliest. A prefix is read once for all questions, and kept:
+    some 46 kB a token with SmolLM2-135M, half of it in bfloat16. The model loads at first use.
+    """
+    load = cache(lambda: Batches(model))
+    randomness = SecureRandomness()
+
+    def drawn(temperature: float, scores: Logits) -> int:
+        if not temperature:
+            return int(scores.argmax())
+        likeliest = np.argpartition(scores, -_LIKELIEST)[-_LIKELIEST:]
+        shares = np.exp((scores[likeliest] - scores.max()).astype(np.float64) / temperature)
+        place = np.searchsorted(shares.cumsum(), randomness.uniforms(1)[0] * shares.sum(), side="right")
+        return int(likeliest[min(int(place), _LIKELIEST - 1)])
+
+    def write(prompts: Sequence[tuple[str, str]], temperature: float) -> list[str | None]:
+        batches = load()
+        shown = [batches.prompt(*each) for each in prompts]
+        return [text.strip() for text in batches.write(shown, most, stop, partial(drawn, temperature))]
+
+    return write
 
 
 # -- private decoding --------------------------------------------------------------------------------------------------
@@ -205,8 +382,32 @@ def label_reader(model: TransformersLogits, labels: Sequence[str], shape: Shape)
 # From a place in the answer and (one-shot rows, zero-shot row), over the candidates, to the terms of the rows.
 Mix = Callable[[int, FloatArray, FloatArray], IntArray]
 
+# By place in the answers: the least weight of an owner in each sample.
+Least = dict[int, list[float]]
+
 NO_BOUND = 1e6
 """A bound that clips nothing: NOT private."""
+
+_KEPT = 8 << 30
+"""Bytes of demonstrations' states that are kept for later tokens, some 3.7 MB each in float32."""
+
+
+def clipping(bound: float, cap: float, least: Least) -> Mix:
+    """Return the sampler's own terms at a bound. ``least`` gets the least weight of each sample that has an owner."""
+
+    def mix(place: int, one_shot: FloatArray, zero_shot: FloatArray) -> IntArray:
+        if len(one_shot):
+            weights = mixing_weights(one_shot - zero_shot, bound, cap)
+            least.setdefault(place, []).append(float(weights.min()))
+        return clipped_terms(one_shot, zero_shot, bound=bound, temperature=1.0, cap=cap)
+
+    return mix
+
+
+def least_weights(least: Least) -> list[float]:
+    """Return for each place of the answers the mean of the least weight of a sampled owner; NaN without any."""
+    places = range(max(least, default=-1) + 1)
+    return [round(float(np.mean(least.get(place, math.nan))), 4) for place in places]
 
 
 @dataclass
@@ -245,76 +446,61 @@ class Decoder:
         request = LineRequest("tokens", self.rate, answers * self.settings.max_tokens)
         return PrivacyPlan.alone(request, epsilon=epsilon, delta=self.delta).parameter
 
-    def _mix(self, bound: float, _: int, one_shot: FloatArray, zero_shot: FloatArray) -> IntArray:
-        return clipped_terms(one_shot, zero_shot, bound=bound, temperature=1.0, cap=self.settings.cap)
-
     def write(
         self,
         name: str,
         inputs: Sequence[str],
-        mix: Mix | None,
+        mixes: Sequence[Mix | None],
         kappa: float | None = None,
-    ) -> list[Writer]:
-        """Write an answer to each input, with a fresh Poisson sample for each token; without ``mix`` samples are empty.
+    ) -> list[list[Writer]]:
+        """Write an answer to each input with each mix, and a fresh Poisson sample for each token of an input.
 
-        ``kappa`` is the weight of the public logits, if it is not the settings' ``shots``.
+        All mixes see the same samples, whose demonstrations and questions are read once for all. Without a mix (then
+        all are None) samples are empty. ``kappa`` is the weight of the public logits, if not the settings' ``shots``.
         """
         settings = self.settings if kappa is None else replace(self.settings, shots=kappa)
         batches = self._batches
-        rate = self.rate if mix else 0.0
-        questions = [self.template.ask({"input": text}) for text in inputs]
-        asked = [batches.network.tokens(text) for text in questions]
-        writers = [Writer(batches.model, settings.stop) for _ in inputs]
+        rate = 0.0 if None in mixes else self.rate
+        asked = [self.template.ask({"input": text}) for text in inputs]
+        writers = [[Writer(batches.model, settings.stop) for _ in inputs] for _ in mixes]
         with tqdm(
-            total=len(inputs) * settings.max_tokens,
+            total=len(mixes) * len(inputs) * settings.max_tokens,
             desc=name,
             unit="token",
             disable=None,
             file=sys.stderr,
         ) as bar:
             for place in range(settings.max_tokens):
-                terms = partial(mix or partial(self._mix, NO_BOUND), place)
+                unfinished: list[tuple[Writer, Mix | None, Randomness]] = []
                 prompts: list[list[Shown]] = []
-                unfinished = [i for i, writer in enumerate(writers) if not writer.ended]
-                draws = [self.draws(i, place) for i in unfinished]
-                for i, randomness in zip(unfinished, draws, strict=True):
+                for i, question in enumerate(asked):
+                    if all(row[i].ended for row in writers):
+                        continue
+                    randomness = self.draws(i, place)
                     owners = randomness.coin_positions(len(self.private), rate)
-                    prompts.append(self._prompts(questions[i], asked[i], writers[i].tokens, owners))
+                    shown = [self.template.show(self.private[int(owner)]) for owner in owners]
+                    for mix, row in zip(mixes, writers, strict=True):
+                        if not row[i].ended:
+                            unfinished.append((row[i], mix, randomness))
+                            prompts.append([self._prompt(pieces, question, row[i].tokens) for pieces in ("", *shown)])
                 rows = iter(self._rows([prompt for some in prompts for prompt in some]))
-                for i, randomness, some in zip(unfinished, draws, prompts, strict=True):
+                for (writer, mix, randomness), some in zip(unfinished, prompts, strict=True):
                     zero_shot, *others = (next(rows) for _ in some)
                     one_shot = np.array(others, np.float32).reshape(-1, len(zero_shot))
-                    chosen = choose(
-                        batches.model,
-                        settings,
-                        writers[i].tokens,
-                        zero_shot,
-                        one_shot,
-                        terms,
-                        randomness,
-                    )
-                    writers[i].add(chosen)
+                    terms = partial(mix or clipping(NO_BOUND, settings.cap, {}), place)
+                    writer.add(choose(batches.model, settings, writer.tokens, zero_shot, one_shot, terms, randomness))
                 bar.update(len(unfinished))
-        for writer in writers:
+                self._forget()
+        for writer in itertools.chain(*writers):
             writer.finish()
         return writers
 
-    def _prompts(
-        self,
-        question: str,
-        asked: Sequence[int],
-        written: Sequence[int],
-        owners: IntArray,
-    ) -> list[Shown]:
-        """Return one answer's next prompts: first the one without a demonstration, then one for each owner.
-
-        ``asked`` are the question's tokens, ``written`` those of the answer so far.
-        """
-        after = (*asked, *written)
-        public = ("", after)
+    def _prompt(self, demonstration: str, question: str, written: Sequence[int]) -> Shown:
+        """Return the next prompt of an answer. The question belongs to what is read once, if a token comes after it."""
+        pieces = (demonstration,) if demonstration else ()
         if written:
-            public = (question, tuple(written))  # the question is read once
-        return [public, *((self.template.show(self.private[int(owner)]), after) for owner in owners)]
+            return (*pieces, question), tuple(written)
+        return pieces, tuple(self._batches.network.tokens(question))
 
     def _rows(self, prompts: Sequence[Shown]) -> list[Logits]:
         known = self._read if self.remembers else {}
@@ -322,15 +508,45 @@ class Decoder:
         known.update(zip(missing, self._batches.rows(missing), strict=True))
         return [known[prompt] for prompt in prompts]
 
-    def texts(self, name: str, inputs: Sequence[str], bound: float | None) -> list[str]:
-        """Return the texts of the sampler's own terms at this bound; None for no owner in any sample."""
-        mix = None if bound is None else partial(self._mix, bound)
-        return [writer.text.strip() for writer in self.write(name, inputs, mix)]
+    def _forget(self) -> None:
+        """Drop the states of questions after demonstrations, and of the demonstrations that were read first."""
+        known = self._batches.known
+        held = 0
+        for pieces in reversed(list(known)):
+            size = sum(keys.nbytes + values.nbytes for keys, values in known[pieces])
+            if len(pieces) > 1 or held + size > _KEPT:
+                del known[pieces]
+            else:
+                held += size
 
-    def demonstrations(self, name: str, inputs: Sequence[str], bound: float) -> list[dict[str, Any]]:
-        """Return public demonstrations: a private answer to each of the public inputs, without those that are empty."""
-        made = self.texts(f"{name}: demonstrations", inputs, bound)
-        return [{"input": asked, "output": text} for asked, text in zip(inputs, made, strict=True) if text]
+    def texts(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        bounds: Sequence[float | None],
+        least: Sequence[Least] = (),
+    ) -> list[list[str]]:
+        """Return the texts of the sampler's own terms at each bound; None (then all) for no owner in any sample.
+
+        ``least`` gets the least weights at each bound.
+        """
+        kept = least or [{} for _ in bounds]
+        mixes = [
+            None if bound is None else clipping(bound, self.settings.cap, each)
+            for bound, each in zip(bounds, kept, strict=True)
+        ]
+        return [[writer.text.strip() for writer in row] for row in self.write(name, inputs, mixes)]
+
+    def demonstrations(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        bounds: Sequence[float],
+    ) -> list[list[dict[str, Any]]]:
+        """Return public demonstrations at each bound: a private answer to each public input, without empty ones."""
+        made = self.texts(f"{name}: demonstrations", inputs, bounds)
+        pairs = [zip(inputs, texts, strict=True) for texts in made]
+        return [[{"input": asked, "output": text} for asked, text in some if text] for some in pairs]
 
     def prompted(
         self,
@@ -352,26 +568,34 @@ class Decoder:
     def answers(
         self,
         method: str,
-        epsilon: float | None,
+        epsilons: Sequence[float | None],
         inputs: Sequence[str],
         public: Sequence[str],
-    ) -> dict[str, Any]:
-        """Return the ``texts`` of a method of the evaluation, and its ``facts``.
+        releases: int,
+    ) -> list[dict[str, Any]]:
+        """Return the ``texts`` of a method of the evaluation at each epsilon, and its ``facts``.
 
         ``public`` are the inputs for which offline demonstrations are written. The method is "zero-shot decoding",
-        "online" or "offline"; without an epsilon it is not private.
+        "online" or "offline"; without an epsilon it is not private. All epsilons see the same samples. The plans are
+        for so many ``releases``. The fact ``least_weights`` of "online" (figure 3 of Flemings et al. 2025) is no
+        release: for public data alone.
         """
         if method == "zero-shot decoding":
-            return {"texts": self.texts(method, inputs, None), "facts": {}}
-        name = f"{method}, not private"
-        bound = NO_BOUND
-        facts: dict[str, Any] = {}
-        if epsilon is not None:
-            name = f"{method}, epsilon {epsilon:g}"
-            bound = facts["B"] = self.bound(epsilon, len(inputs if method == "online" else public))
+            return [{"texts": texts, "facts": {}} for texts in self.texts(method, inputs, [None for _ in epsilons])]
+        bounds = [NO_BOUND if epsilon is None else self.bound(epsilon, releases) for epsilon in epsilons]
+        facts: list[dict[str, Any]] = [{} if bound == NO_BOUND else {"B": bound} for bound in bounds]
         if method == "online":
-            return {"texts": self.texts(name, inputs, bound), "facts": facts}
-        pairs = self.private
-        if epsilon is not None:
-            pairs = facts["demonstrations"] = self.demonstrations(name, public, bound)
-        return {"texts": self.prompted(name, inputs, pairs), "facts": facts}
+            least: list[Least] = [{} for _ in bounds]
+            found = self.texts(method, inputs, bounds, least)
+            for each, weights in zip(facts, least, strict=True):
+                each["least_weights"] = least_weights(weights)
+        else:
+            clipped = [each for each in facts if each]
+            made = self.demonstrations(method, public, [each["B"] for each in clipped]) if clipped else []
+            for each, pairs in zip(clipped, made, strict=True):
+                each["demonstrations"] = pairs
+            found = []
+            for epsilon, each in zip(epsilons, facts, strict=True):
+                name = f"offline, {'not private' if epsilon is None else f'epsilon {epsilon:g}'}"
+                found.append(self.prompted(name, inputs, each.get("demonstrations", self.private)))
+        return [{"texts": texts, "facts": each} for texts, each in zip(found, facts, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import yaml  # type: ignore[import-untyped]
@@ -32,6 +33,9 @@ from langchain_dpicl.privacy.plan import CallCosts
 from langchain_dpicl.spec.mistakes import told
 from langchain_dpicl.spec.releases import section_of
 
+if TYPE_CHECKING:
+    from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
+
 _LABELS = ("vote", "label-vote", "head")
 _TEXTS = (*studies.BY_CANDIDATES, "joint-em", "ptr")
 _DECODED = ("online", "offline")
@@ -40,22 +44,29 @@ _OTHERS = tuple(name for name, kind in KINDS.items() if kind.task == "choose" an
 _VARIED = {
     "vote": ("members", "releases", "shots"),
     "head": ("fits",),
-    **dict.fromkeys(studies.BY_CANDIDATES, ("candidates", "members")),
-    "online": ("top_k",),
+    **dict.fromkeys(studies.BY_CANDIDATES, ("candidates", "members", "releases")),
+    **dict.fromkeys(("joint-em", "ptr"), ("members", "releases")),
+    "online": ("top_k", "shots", "releases"),
 }
+_TOKEN_SHOTS = 4
+"""How many owners a token's sample has on average."""
+_KAPPA = 0.75
+"""The weight of the public logits, for each of them: 3 for 4, by other queries (source archive, results/decoding)."""
 
 
 @dataclass(frozen=True)
 class Model:
     """The model that answers, by the name in the results. ``load`` returns it for keyword settings (``max_tokens``).
 
-    ``embedded`` names an embedded model, which can be read in batches here, with ``threads``; None for another.
+    ``embedded`` names an embedded model or a GGUF file, which can be read in batches here, with ``threads`` and numbers
+    of a ``dtype``; None for another.
     """
 
     name: str
     load: Callable[..., BaseLanguageModel[Any]]
     embedded: str | None = None
     threads: int | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,7 @@ class Evaluation:
 
     - ``rows``, ``queries``, ``public``: the private examples, the test rows, and public examples (or none).
     - ``folder``: keeps the model's answers; a stopped evaluation resumes from them.
-    - ``samples``: how many samples of owners get each query.
+    - ``samples``: how many samples of owners get each query. Decoding samples for each token: then, how many runs.
     - ``draws``: how often noise is drawn for each sample.
     - ``heads``: how many heads are fitted at each epsilon, each with noise of its own.
     - ``methods``: "vote", "label-vote", "head", or another kind whose members choose a label, with its settings
@@ -72,8 +83,9 @@ class Evaluation:
       "joint-em", "ptr", "online", "offline". () is all that need no decoding. "label-vote" and "head" ask no model.
     - ``vary``: ablations: a varied number by name, and its values.
     - ``neutral``: public texts to calibrate a classification task's members on; () for the task's own.
-    - ``in_batches``: whether an embedded model reads the prompts of a classification task in batches, in this process,
-      instead of through LangChain. Many times faster; scores differ in their last digits.
+    - ``in_batches``: whether an embedded model reads the members' prompts in batches, in this process, instead of
+      through LangChain. Many times faster; scores differ in their last digits, and so a text may.
+    - ``shown``: for how many queries of a text task the results show the texts of each method. Public data alone.
     """
 
     task: Task
@@ -94,10 +106,12 @@ class Evaluation:
     price_in: float = 0.0
     price_out: float = 0.0
     top_k: int = 100
+    shown: int = 0
 
     def __post_init__(self) -> None:
         for name in ("samples", "draws", "heads", "candidates", "top_k"):
             whole(name, getattr(self, name))
+        whole("shown", self.shown, at_least=0, at_most=0 if isinstance(self.task, ClassificationTask) else None)
         if not self.queries:
             raise InvalidParameter("queries", "no rows", "at least one row")
         few = self.plan.few_shots
@@ -123,13 +137,17 @@ class Evaluation:
         if self.plan.calls:
             varied = [name for name in varied if name not in ("members", "shots")]
         least = {"members": 2}
-        most = {"members": self.plan.members, "candidates": self.candidates}
+        most = {
+            "members": self.plan.members,
+            "candidates": self.candidates,
+            "shots": len(self.rows),
+        }
         for name, values in self.vary.items():
             if name not in varied:
                 raise InvalidParameter("vary", name, f"one of {', '.join(varied) or 'none'} for these methods")
             for value in values:
                 whole(f"vary[{name!r}]", value, at_least=least.get(name, 1), at_most=most.get(name))
-                if name in ("shots", "releases"):
+                if name == "releases" or (name == "shots" and is_label_task):
                     self.plan.varied(**{name: value})
 
     @property
@@ -186,6 +204,8 @@ class Evaluation:
             "public": _digest(self.public) if self.public else None,
             "in_batches": self.in_batches,
         }
+        if self.model.dtype != "float32":
+            settings["dtype"] = self.model.dtype
         return PassFile(self.folder / f"{kind}-{size}.jsonl", settings)
 
     def _bar(self, words: str, total: int, unit: str = "query") -> tqdm[Any]:
@@ -244,13 +264,17 @@ class Evaluation:
             )
             return [*found, *study.scores(), *study.fits(counts)]
 
+    def _logits(self) -> TransformersLogits:
+        """The embedded model, to be read in batches."""
+        from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
+
+        return TransformersLogits(str(self.model.embedded), threads=self.model.threads, dtype=self.model.dtype)
+
     def _votes(self, task: ClassificationTask) -> list[Score]:
         if self.in_batches:
-            from langchain_dpicl.decoding.backends.transformers_model import TransformersLogits
             from langchain_dpicl.lab.evaluation.batches import label_reader
 
-            model = TransformersLogits(str(self.model.embedded), threads=self.model.threads)
-            reader = label_reader(model, task.labels, task.shape)
+            reader = label_reader(self._logits(), task.labels, task.shape)
         else:
             reader = chain_reader(self.model.load(), task)
         study = self._label_study(task, reader, self.plan)
@@ -323,26 +347,24 @@ class Evaluation:
     def _texts(self, task: GenerationTask, file: PassFile) -> list[Score]:
         from langchain_dpicl.local import local_embeddings
 
-        greedy, sampling = (self.model.load(max_tokens=task.max_tokens, temperature=t) for t in (0.0, 0.9))
-        author = Author(greedy, sampling, task, file)
+        temperatures = (0.0, studies.TEMPERATURE)
+        greedy, sampling = (self.model.load(max_tokens=task.max_tokens, temperature=t) for t in temperatures)
+        write = None
+        if self.in_batches:
+            from langchain_dpicl.lab.evaluation.batches import text_writer
+
+            write = text_writer(self._logits(), task.max_tokens, task.stop)
+        author = Author(greedy, sampling, task, file, write)
         sampler = Sampler(self.rows, self.public, self.plan)
         samples = [sampler.draw(s, file) for s in range(self.samples)]
-        written: list[list[Sequence[str | None]]] = [[] for _ in self.queries]
-        with self._bar(f"{self.plan.members} members of {self.plan.shots}", len(self.queries) * self.samples) as bar:
-            for texts, row in zip(written, self.queries, strict=True):
-                for s, prompts in enumerate(samples):
-                    texts.append(author.members(prompts, row.input, s))
-                    bar.update()
-        candidates: Sequence[Sequence[str]] = [()] * len(self.queries)
+        asked = [row.input for row in self.queries]
+        with self._bar(f"{self.plan.members} members of {self.plan.shots}", len(asked) * self.samples) as bar:
+            by_sample = [author.members(prompts, asked, s, bar.update) for s, prompts in enumerate(samples)]
+        written = list(zip(*by_sample, strict=True))
+        candidates: Sequence[Sequence[str]] = [()] * len(asked)
         if chosen := [method for method in self._chosen if method in studies.BY_CANDIDATES]:
-            rows = tqdm(
-                self.queries,
-                desc="public candidates",
-                unit="query",
-                disable=None,
-                file=sys.stderr,
-            )
-            candidates = [author.candidates(row.input, self.candidates) for row in rows]
+            with self._bar("public candidates", len(asked)) as bar:
+                candidates = author.candidates(asked, self.candidates, bar.update)
         study = TextStudy(
             task,
             self.queries,
@@ -352,43 +374,33 @@ class Evaluation:
             local_embeddings(),
             author,
             self.draws,
+            self.shown,
         )
         found = study.prompts()
-        for method in chosen:
-            found += study.embedding(method=method)
-            for n in self.vary.get("candidates", ()):
-                found += study.embedding(count=n, study="candidates", method=method)
-            for n in self.vary.get("members", ()):
-                found += study.embedding(self.plan.varied(members=n), study="members", method=method)
-        for method in ("joint-em", "ptr"):
-            if method in self._chosen:
-                found += study.keywords(method)
+        for method in [method for method in _TEXTS if method in self._chosen]:
+            found += study.released(method)
+            if method in chosen:
+                for n in self.vary.get("candidates", ()):
+                    found += study.embedding(count=n, study="candidates", method=method)
+            for name in ("members", "releases"):
+                for n in self.vary.get(name, ()):
+                    found += study.released(method, self.plan.varied(**{name: n}), name)
         return found
 
     def _tokens(self, task: GenerationTask, file: PassFile) -> list[Score]:
-        """Score answers from the file, or decode them now. One run each: a token's draw is the noise."""
+        """Score answers from the file, or decode them now, as often as there are samples."""
         from langchain_dpicl.decoding.answer import Settings
         from langchain_dpicl.decoding.model import DemonstrationTemplate
         from langchain_dpicl.lab.evaluation.batches import Decoder
         from langchain_dpicl.local import local_embeddings
 
         shape = task.shape
-        varied = self.vary.get("top_k", ())
         private = [{"input": shape.clean(row.input), "output": shape.clean(row.output)} for row in self.rows]
         inputs = [shape.clean(row.input) for row in self.queries]
         shown = [shape.clean(row.input) for row in self.public][:16]
         references = [row.references for row in self.queries]
         embeddings = local_embeddings()
-        # The numbers that `results/decoding` chose, on other queries.
-        settings = Settings(
-            task.max_tokens,
-            8,
-            self.top_k,
-            shots=3.0,
-            temperature=1.0,
-            cap=1.5,
-            stop=("\n",),
-        )
+        settings = Settings(task.max_tokens, 8, self.top_k, shots=0.0, temperature=1.0, cap=1.5, stop=("\n",))
         decoder = Decoder(
             str(self.model.embedded),
             DemonstrationTemplate(f"{shape.query} {{output}}{SEPARATOR}", shape.query),
@@ -396,33 +408,69 @@ class Evaluation:
             settings,
             self.plan.delta,
             threads=self.model.threads,
+            dtype=self.model.dtype,
         )
-        found = []
-        for top_k in dict.fromkeys((self.top_k, *varied)):
-            decoder.settings = replace(settings, top_k=top_k)
-            is_main = top_k == self.top_k
-            # The ablation decodes online alone.
-            chosen = [method for method in _DECODED if method in self._chosen and (is_main or method == "online")]
-            works = [(method, epsilon) for method in chosen for epsilon in (None, *self.plan.epsilons)]
-            if is_main and "online" in chosen:
-                works.insert(0, ("zero-shot decoding", None))
-            for method, epsilon in works:
-                key: Key = (method, top_k, key_of(repr([row.input for row in self.queries])))
+        digest = key_of(repr([row.input for row in self.queries]))
+
+        def scores(
+            method: str,
+            epsilons: Sequence[float | None],
+            study: str = "",
+            varied: int = 0,
+        ) -> list[Score]:
+            """Decode with one number varied, all epsilons that are not in the file together.
+
+            A plan counts an answer to each query, or each demonstration, unless ``releases`` are varied.
+            """
+            counted = len(inputs) if method == "online" else len(shown)
+            usual = {"top_k": self.top_k, "shots": _TOKEN_SHOTS, "releases": counted}
+            numbers = usual | ({study: varied} if study else {})
+
+            def key_of_run(epsilon: float | None, run: int) -> Key:
+                key: Key = (method, numbers["top_k"], digest)
+                changed = ["shots"]
                 if epsilon is not None:
                     key = (*key, str(epsilon), str(decoder.delta))
-                if key not in file:
-                    file.add(key, decoder.answers(method, epsilon, inputs, shown))
-                kept = file[key]
-                facts = {k: v for k, v in kept["facts"].items() if isinstance(v, (int, float))} | {"top_k": top_k}
-                if epsilon is not None:  # a plan counts an answer to each query, or each demonstration
-                    releases = len(inputs) if method == "online" else len(shown)
-                    facts |= {"rate": decoder.rate, "shots": decoder.shots, "releases": releases}
-                values = text_values([kept["texts"]], references, embeddings)
-                score = Score(method, epsilon, values, 1, len(references), facts)
-                if is_main:
-                    found.append(score)
-                if method == "online" and top_k in varied:
-                    found.append(replace(score, study="top_k"))
+                    changed.append("releases")
+                key += tuple(f"{name} {numbers[name]}" for name in changed if numbers[name] != usual[name])
+                return (*key, f"run {run}") if run else key
+
+            decoder.shots = float(numbers["shots"])
+            decoder.settings = replace(settings, top_k=numbers["top_k"], shots=_KAPPA * decoder.shots)
+            for run in range(self.samples):
+                missing = [epsilon for epsilon in epsilons if key_of_run(epsilon, run) not in file]
+                if missing:
+                    made = decoder.answers(method, missing, inputs, shown, numbers["releases"])
+                    for epsilon, answers in zip(missing, made, strict=True):
+                        file.add(key_of_run(epsilon, run), answers)
+
+            def score(epsilon: float | None) -> Score:
+                runs = [file[key_of_run(epsilon, run)] for run in range(self.samples)]
+                facts = {k: v for k, v in runs[0]["facts"].items() if isinstance(v, (int, float))}
+                facts["top_k"] = numbers["top_k"]
+                if epsilon is not None:
+                    facts |= {"rate": decoder.rate, "shots": decoder.shots, "releases": numbers["releases"]}
+                if study:
+                    facts[study] = varied
+                values = text_values([run["texts"] for run in runs], references, embeddings)
+                places = itertools.zip_longest(
+                    *(run["facts"].get("least_weights", ()) for run in runs), fillvalue=math.nan
+                )
+                known = [[weight for weight in place if not math.isnan(weight)] for place in places]
+                weights = [round(fmean(place), 4) if place else math.nan for place in known]
+                texts = runs[0]["texts"][: self.shown]
+                return Score(method, epsilon, values, len(runs), len(references), facts, study, texts, weights)
+
+            return [score(epsilon) for epsilon in epsilons]
+
+        chosen = [method for method in _DECODED if method in self._chosen]
+        epsilons = (None, *self.plan.epsilons)
+        found = [each for method in chosen for each in scores(method, epsilons)]
+        if "online" in chosen:
+            found = scores("zero-shot decoding", [None]) + found
+            # An ablation decodes online alone.
+            for study in _VARIED["online"]:
+                found += [each for n in self.vary.get(study, ()) for each in scores("online", epsilons, study, n)]
         return found
 
 

@@ -61,6 +61,8 @@ def pictures(name: str, scores: Sequence[Score], costs: Sequence[CostPoint]) -> 
         words = study.replace("_", " ")
         varied = [(score.facts[study], score) for score in scores if score.study == study]
         found[f"{study}.png"] = [Chart(f"{name}: {word} against {words}", words, y, _curves(varied, measure))], ""
+    if mixing := [score for score in noisy if score[1].least_weights]:
+        found["least_weights.png"] = [_least_weights(name, [score for _, score in mixing])], ""
     if flipped := [pair for pair in noisy if "flipped" in pair[1].facts]:
         chart = Chart(
             f"{name}: how often noise changes the answer",
@@ -75,6 +77,20 @@ def pictures(name: str, scores: Sequence[Score], costs: Sequence[CostPoint]) -> 
         charts = _costs(costs, [score for score in scores if score.study == "members"], measure, y)
         found["cost.png"] = charts, f"{name}: what 100 queries cost"
     return found
+
+
+def _least_weights(name: str, scores: Sequence[Score]) -> Chart:
+    """The mean of the least weight of a sampled owner at each token of an answer, a curve for each epsilon."""
+    curves = [
+        Curve(
+            list(enumerate(score.least_weights, start=1)),
+            f"{score.method}, {words_of(score)}",
+            COLORS[place % len(COLORS)],
+            marker=_MARKERS[place % len(_MARKERS)],
+        )
+        for place, score in enumerate(scores)
+    ]
+    return Chart(f"{name}: how much the owner heard least counts", "token of the answer", "least lambda, mean", curves)
 
 
 def _costs(costs: Sequence[CostPoint], scores: Sequence[Score], measure: str, y: str) -> list[Chart]:

@@ -15,11 +15,13 @@ from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.lab.evaluation.evaluate import CostPoint
 from langchain_dpicl.lab.evaluation.findings import advice, choices, findings
 from langchain_dpicl.lab.evaluation.pictures import pictures
+from langchain_dpicl.lab.evaluation.rows import Row
 from langchain_dpicl.lab.evaluation.scores import MEASURES, Score, Value, main_measure, ordered, words_of
-from langchain_dpicl.lab.evaluation.tasks import Task
+from langchain_dpicl.lab.evaluation.tasks import PaperFigure, Task
 from langchain_dpicl.lab.plots import figure_of, save_figure
 
-_PAPERS_NAMES = {"ESA": "embedding", "DPS-MOZO": "online"}
+_OUR_NAMES = {"RNM": "vote", "ESA": "embedding", "DPS-MOZO": "online"}
+_NOISELESS = " without noise"
 _AGAINST_FEW_SHOT = " minus non-private few-shot"
 _PLAN = {
     "members": "{} members",
@@ -37,6 +39,7 @@ def write_report(
     scores: Sequence[Score],
     settings: Mapping[str, Any],
     costs: Sequence[CostPoint] = (),
+    shown: Sequence[Row] = (),
 ) -> dict[str, Any]:
     """Write ``results.json``, ``table.md`` and the pictures into the folder; return the content of ``results.json``.
 
@@ -46,6 +49,7 @@ def write_report(
     - ``settings``: the settings of the run. The page names `model`, `members`, `shots`, `rate`, `releases`, `delta` and
       `command` (a line, or its words).
     - ``costs``: a cost curve, for ``cost.png``.
+    - ``shown``: the first queries, whose texts the scores hold: they stand in ``table.md``.
 
     Raises `InvalidParameter` for a folder that cannot be written; and without matplotlib, after the numbers and the
     table are written.
@@ -93,6 +97,7 @@ def write_report(
         f"# {task.name}",
         *(results[name] for name in ("measured", "finding", "table", "advice")),
         *(study_table(study, scores, measure) for study in dict.fromkeys(s.study for s in scores if s.study)),
+        texts_shown(main, shown),
         results["papers"],
         _command(results["settings"]),
     ]
@@ -228,54 +233,75 @@ def study_table(study: str, scores: Sequence[Score], measure: str) -> str:
     return f"## {MEASURES[measure]} against {words}\n\n{_table([words, *kinds.values()], rows)}"
 
 
-def papers_table(task: Task, main: Sequence[Score]) -> str:
-    """The loss against answers that are not private, theirs and ours, if both are known at the same epsilon.
+def texts_shown(main: Sequence[Score], shown: Sequence[Row]) -> str:
+    """Each shown query with its right answer, and below it the text of each method in its first run."""
+    parts = []
+    for place, row in enumerate(shown):
+        rows = [["right", "", row.output]]
+        rows += [[s.method, words_of(s).removeprefix("epsilon "), s.texts[place]] for s in main if s.texts]
+        one_line = [[*cells, " ".join(text.split())] for *cells, text in rows]
+        parts.append(f"*{' '.join(row.input.split())}*\n\n{_table(['method', 'epsilon', 'text'], one_line)}")
+    return "\n\n".join(["## Some texts", *parts]) if parts else ""
 
-    A figure of theirs without its reference from the same source stands as a level alone.
+
+def papers_table(task: Task, main: Sequence[Score]) -> str:
+    """Every published figure of the task, and beside it ours of the same method at the same epsilon, if there is one.
+
+    The points lost are the difference to the same method without noise, theirs from the same source only.
     """
-    rows: list[list[str]] = []
-    sources: dict[str, None] = {}
-    known = {(score.method, score.epsilon): score for score in main}
-    few_shot = next((s for s in main if re.fullmatch(r"\d+-shot", s.method)), None)
-    plain = {(f.source, f.metric, f.method): f.value for f in task.paper if f.epsilon is None}
-    for figure in (figure for figure in task.paper if figure.epsilon is not None):
-        word = figure.metric.removesuffix(_AGAINST_FEW_SHOT)
-        measure = next(name for name in MEASURES if MEASURES[name] == word)
-        method = _PAPERS_NAMES[figure.method]
-        ours = known.get((method, figure.epsilon))
-        base = known.get((method, None))
-        against = "no noise"
-        loss = f"({figure.value:.1f})"
-        if word != figure.metric:
-            base = few_shot
-            against = f"{few_shot.method} prompt" if few_shot else ""
-            loss = f"{figure.value:+.1f}"
-        if not ours or not base:
-            continue
-        theirs = plain.get((figure.source, figure.metric, f"{figure.method} without noise"))
-        if theirs is not None:
-            loss = f"{figure.value - theirs:+.1f} {loss}"
-        rows.append(
-            [
-                f"{figure.method} ({method})",
-                f"{figure.epsilon:g}",
-                word,
-                against,
-                loss,
-                f"{ours.mean(measure) - base.mean(measure):+.1f} ({ours.mean(measure):.1f})",
-            ]
-        )
-        sources[f"- {figure.method}: {figure.model}. {figure.source}."] = None
-    if not rows:
-        return "No method here ran at an epsilon for which a paper's loss is known." if task.paper else ""
-    head = ["method", "epsilon", "measure", "against", "paper: points apart (level)", "here: points apart (level)"]
+    if not task.paper:
+        return ""
+    sources = list(dict.fromkeys(figure.source for figure in task.paper))
+    rows = [
+        [
+            figure.method,
+            figure.model,
+            "no noise" if figure.epsilon is None else f"{figure.epsilon:g}",
+            figure.metric.removesuffix(_AGAINST_FEW_SHOT),
+            *_published(task, figure),
+            *_beside(main, figure),
+            str(sources.index(figure.source) + 1),
+        ]
+        for figure in task.paper
+    ]
+    head = ["method", "model", "epsilon", "measure", "published", "points lost", "here", "points lost here", "source"]
     return "\n\n".join(
         [
-            "Beside the papers, whose models are others: compare the points lost, not the level.",
+            "**Published figures are other models' numbers**, with other prompts and accounting: compare the points "
+            "lost, not the level.",
             _table(head, rows),
-            "\n".join(sources),
+            "\n".join(f"{place}. {source}." for place, source in enumerate(sources, 1)),
         ]
     )
+
+
+def _published(task: Task, figure: PaperFigure) -> tuple[str, str]:
+    """A figure's level, and the points lost."""
+    if figure.metric.endswith(_AGAINST_FEW_SHOT):
+        return "", f"{figure.value:+.1f} to few-shot"
+    plain = {(f.source, f.model, f.metric, f.method): f.value for f in task.paper if f.epsilon is None}
+    base = plain.get((figure.source, figure.model, figure.metric, figure.method + _NOISELESS))
+    lost = "" if base is None else f"{figure.value - base:+.1f}"
+    return f"{figure.value:.1f}", lost
+
+
+def _beside(main: Sequence[Score], figure: PaperFigure) -> tuple[str, str]:
+    """Our level for a figure's method and epsilon, and the points lost; empty if nothing here is like it."""
+    word = figure.metric.removesuffix(_AGAINST_FEW_SHOT)
+    measure = next(name for name in MEASURES if MEASURES[name] == word)
+    known = {(score.method, score.epsilon): score for score in main if measure in score.values}
+    name = figure.method.removesuffix(_NOISELESS)
+    method = _OUR_NAMES.get(name, name)
+    if (ours := known.get((method, figure.epsilon))) is None:
+        return "", ""
+    base, against = known.get((method, None)), ""
+    if word != figure.metric:
+        base = next((s for s in main if re.fullmatch(r"\d+-shot", s.method)), None)
+        against = " to few-shot"
+    level = f"{ours.mean(measure):.1f}"
+    if figure.epsilon is None or base is None:
+        return level, ""
+    return level, f"{ours.mean(measure) - base.mean(measure):+.1f}{against}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -91,6 +91,9 @@ class Score:
       of releases that differ from the answer of the same members without noise.
     - ``study``: the varied number, for a score of an ablation (members, releases, shots, candidates, ...); "" for the
       main table.
+    - ``texts``: the first run's texts for the first queries, if they are to be shown.
+    - ``least_weights``: for each token of an answer the mean over the queries of the least weight of a sampled owner
+      (figure 3 of Flemings et al. 2025), for a method that mixes. None of it is private: for data that are public.
     """
 
     method: str
@@ -100,6 +103,8 @@ class Score:
     queries: int
     facts: Mapping[str, float] = field(default_factory=dict)
     study: str = ""
+    texts: Sequence[str] = ()
+    least_weights: Sequence[float] = ()
 
     def mean(self, measure: str) -> float:
         """The measure's mean."""

@@ -6,10 +6,12 @@ text study turns every member's text of one pass into scores of embedding means 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -274,11 +276,25 @@ _NO_NOISE = 1e-9  # of a standard deviation, on a lattice of steps of 2^-16
 _NO_CHOICE = 1e9  # eps0 of a choice that always takes the best
 
 
+_AT_ONCE = 2048  # prompts
+
+TEMPERATURE = 0.9
+"""Of public candidates; members are greedy."""
+
+# From prompts, (what stands before the question, the question), and a temperature to their texts.
+Write = Callable[[Sequence[tuple[str, str]], float], Sequence[str | None]]
+
+
+# Told how many more queries are done.
+Progress = Callable[[int], object]
+
+
 class Author:
     """Writes a task's answers with any LangChain model, and keeps them in a file. Methods raise as `PassFile.answers`.
 
     - ``model``: answers the members; it should be greedy.
     - ``sampling``: the same model at a temperature above 0: writes public candidates.
+    - ``write``: writes both instead, and from keywords, in batches.
     """
 
     def __init__(
@@ -287,40 +303,87 @@ class Author:
         sampling: BaseLanguageModel[Any],
         task: GenerationTask,
         file: PassFile,
+        write: Write | None = None,
     ) -> None:
-        self._file = file
+        self._file, self._write = file, write
         self._shape = task.shape
         prompt = RunnableLambda(task.shape.prompt)
-        self._member, self._candidate = (
-            boundary.seal(prompt | each.bind(stop=list(task.stop)) | StrOutputParser() | str.strip)
-            for each in (model, sampling)
-        )
+        self._chains = {
+            temperature: boundary.seal(prompt | each.bind(stop=list(task.stop)) | StrOutputParser() | str.strip)
+            for temperature, each in ((0.0, model), (TEMPERATURE, sampling))
+        }
         from_words = keywords_to_answer(model.bind(stop=list(task.stop)), _WITH_WORDS)
         self._from_words = boundary.seal(from_words | str.strip)
+        as_text: Any = RunnableLambda(methodcaller("to_string"))
+        self._prompt = keywords_to_answer(as_text, _WITH_WORDS)
 
-    def members(self, prompts: Sequence[Pairs], query: str, sample: int) -> list[str | None]:
-        """Return an answer after each of a sample's prompts; None if the model failed twice."""
-        return self._kept((key_of(query), sample), self._member, prompts, query)
-
-    def candidates(self, query: str, count: int) -> list[str]:
-        """Return at most so many sampled answers without examples."""
-        key = ("candidates", key_of(query), count)
-        return [text for text in self._kept(key, self._candidate, [()] * count, query) if text]
-
-    def from_words(self, words: ReleasedKeywords, query: str) -> str:
-        """Return the text that the model makes of released keywords, without any example."""
-        asked = ReleasedKeywords(words, ranked=words.ranked, query={"asked": self._shape.ask(query)})
-        member: Runnable[Any, Any] = RunnableLambda(lambda _: asked) | self._from_words
-        return str(self._kept(("words", key_of(query), words.ranked, *words), member, [()], query)[0])
-
-    def _kept(
+    def members(
         self,
-        key: Key,
-        member: Runnable[Any, Any],
         prompts: Sequence[Pairs],
-        query: str,
-    ) -> list[str | None]:
-        return self._file.answers(key, prompts, lambda some: ask_members(member, some, query))
+        queries: Sequence[str],
+        sample: int,
+        progress: Progress = int,
+    ) -> list[list[str | None]]:
+        """Return for each query an answer after each of a sample's prompts; None if the model failed twice."""
+        return self._written({(key_of(query), sample): (prompts, query) for query in queries}, 0.0, progress)
+
+    def candidates(self, queries: Sequence[str], count: int, progress: Progress = int) -> list[list[str]]:
+        """Return for each query at most so many sampled answers without examples."""
+        asked: dict[Key, Any] = {("candidates", key_of(query), count): ([()] * count, query) for query in queries}
+        return [[text for text in texts if text] for texts in self._written(asked, TEMPERATURE, progress)]
+
+    def _written(
+        self,
+        asked: Mapping[Key, tuple[Sequence[Pairs], str]],
+        temperature: float,
+        progress: Progress,
+    ) -> list[list[str | None]]:
+        if self._write is not None:
+            shape = self._shape
+            prompts = {k: [(shape.prefix(pairs), shape.ask(q)) for pairs in some] for k, (some, q) in asked.items()}
+            self._in_batches(prompts, temperature, progress)
+        else:
+            for key, (some, query) in asked.items():
+                self._file.answers(key, some, partial(ask_members, self._chains[temperature], query=query))
+                progress(1)
+        return [self._file[key] for key in asked]
+
+    def from_words(self, released: Sequence[tuple[ReleasedKeywords, str]]) -> list[str]:
+        """Return the texts that the model makes of released keywords and their queries, without any example."""
+        asked: dict[Key, ReleasedKeywords] = {}
+        keys: list[Key] = []
+        for words, query in released:
+            keys.append(("words", key_of(query), words.ranked, *words))
+            asked[keys[-1]] = ReleasedKeywords(words, ranked=words.ranked, query={"asked": self._shape.ask(query)})
+        if self._write is not None:
+            self._in_batches({key: [("", self._prompt.invoke(words))] for key, words in asked.items()}, 0.0)
+        else:
+            for key, words in asked.items():
+                self._file.answers(key, [()], partial(self._complete, words))
+        return [str(self._file[key][0]) for key in keys]
+
+    def _complete(self, words: ReleasedKeywords, prompts: Sequence[Pairs]) -> list[str | None]:
+        member: Runnable[Any, Any] = RunnableLambda(lambda _: words) | self._from_words
+        return ask_members(member, prompts, "")
+
+    def _in_batches(
+        self,
+        asked: Mapping[Key, list[tuple[str, str]]],
+        temperature: float,
+        progress: Progress = int,
+    ) -> None:
+        """Write what the file lacks, the prompts of several entries at once."""
+        assert self._write is not None
+        missing = [key for key in asked if key not in self._file]
+        progress(len(asked) - len(missing))
+        while missing:
+            ends = itertools.accumulate(len(asked[key]) for key in missing)
+            some = missing[: max(1, sum(end <= _AT_ONCE for end in ends))]
+            del missing[: len(some)]
+            texts = iter(self._write([prompt for key in some for prompt in asked[key]], temperature))
+            for key in some:
+                self._file.add(key, list(itertools.islice(texts, len(asked[key]))))
+            progress(len(some))
 
 
 BY_CANDIDATES: dict[str, type[EmbeddingMean[Any]] | type[CandidateVote]] = {
@@ -340,6 +403,7 @@ class TextStudy:
     - ``author``: writes texts from released keywords.
     - ``draws``: how often the noise of an embedding mean is drawn for each sample. Keywords are drawn once a sample:
       each draw needs a text of its own.
+    - ``shown``: for how many queries a score holds its texts; those of keywords with the words before them.
     """
 
     task: GenerationTask
@@ -350,6 +414,7 @@ class TextStudy:
     embeddings: Embeddings
     author: Author
     draws: int = 5
+    shown: int = 0
     _known: dict[tuple[str, int, int], Embedded[Any]] = field(default_factory=dict, repr=False)
 
     def _score(
@@ -361,7 +426,7 @@ class TextStudy:
         study: str = "",
     ) -> Score:
         values = text_values(runs, [row.references for row in self.queries], self.embeddings)
-        return Score(method, epsilon, values, len(runs), len(self.queries), facts or {}, study)
+        return Score(method, epsilon, values, len(runs), len(self.queries), facts or {}, study, runs[0][: self.shown])
 
     @property
     def _samples(self) -> range:
@@ -451,13 +516,13 @@ class TextStudy:
         samples = [s for s in self._samples for _ in range(draws)]
         return [[release(i, s) for i in range(len(self.queries))] for s in samples]
 
-    def keywords(self, method: str) -> list[Score]:
+    def keywords(self, method: str, plan: EvaluationPlan | None = None, study: str = "") -> list[Score]:
         """Texts from released words, without noise and at each epsilon; the zero-shot text if no word is released.
 
         The words of "joint-em" are ranked and the query's own. Those of "ptr" are the set of words that most members
         use; without noise its test of the gap is left out too.
         """
-        plan = self.plan
+        plan = plan or self.plan
         randomness = SecureRandomness()
         words = Keywords.joint_em("query", self.task.k)
         if method == "ptr":
@@ -486,16 +551,27 @@ class TextStudy:
                 parameter = plan.parameter(epsilon, words.mechanism, words.options)
                 facts[MECHANISMS[words.mechanism].parameter] = parameter
             runs: Runs = []
+            told = []
             empty = 0
             for s in self._samples:
-                run = []
-                for row, samples in zip(self.queries, self.written, strict=True):
-                    if released := release(row.input, samples[s], parameter):
-                        run.append(self.author.from_words(released, row.input))
-                    else:
-                        run.append(samples[s][plan.members] or "")
-                        empty += 1
+                words_of = [
+                    release(row.input, samples[s], parameter)
+                    for row, samples in zip(self.queries, self.written, strict=True)
+                ]
+                asked = [(some, row.input) for some, row in zip(words_of, self.queries, strict=True) if some]
+                texts = iter(self.author.from_words(asked))
+                fallback = [samples[s][self.plan.members] or "" for samples in self.written]
+                run = [next(texts) if some else text for some, text in zip(words_of, fallback, strict=True)]
+                empty += len(run) - len(asked)
+                told += [f"[{', '.join(some or ())}] {text}" for some, text in zip(words_of, run, strict=True)]
                 runs.append(run)
             facts["fallback"] = 100 * empty / len(runs) / len(self.queries)
-            found.append(self._score(method, epsilon, runs, facts))
+            score = self._score(method, epsilon, runs, facts, study)
+            found.append(replace(score, texts=told[: self.shown]))
         return found
+
+    def released(self, method: str, plan: EvaluationPlan | None = None, study: str = "") -> list[Score]:
+        """Score a method by its name, perhaps with another plan: `embedding` or `keywords`."""
+        if method in BY_CANDIDATES:
+            return self.embedding(plan, study=study, method=method)
+        return self.keywords(method, plan, study)
