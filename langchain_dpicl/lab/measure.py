@@ -101,13 +101,20 @@ def evaluate_options(parser: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=N,N",
-        help="members, releases, shots; fits (heads in one plan); candidates; top_k",
+        help="members, releases, shots; fits (heads in one plan); candidates; of tokens: top_k, shots, and releases "
+        "(how many answers a plan is for)",
+    )
+    study.add_argument(
+        "--shown",
+        type=int,
+        default=0,
+        help="text tasks: show each method's texts for the first N queries (public data)",
     )
     study.add_argument(
         "--samples",
         type=int,
         default=1,
-        help="samples of owners for each query (default 1)",
+        help="samples of owners for each query, or runs of private decoding (default 1)",
     )
     study.add_argument(
         "--draws",
@@ -147,9 +154,15 @@ def evaluate_options(parser: Any) -> None:
     model.add_argument(
         "--in-batches",
         action="store_true",
-        help="read label prompts in batches in this process, many times faster",
+        help="read the members' prompts in batches in this process, many times faster",
     )
     model.add_argument("--threads", type=int, help="for reading in batches")
+    model.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of numbers when reading in batches (default float32)",
+    )
     parser.add_argument(
         "--output",
         required=True,
@@ -167,7 +180,7 @@ def evaluate(options: argparse.Namespace) -> int:
     from langchain_dpicl.lab.evaluation.report import write_index, write_report
     from langchain_dpicl.lab.evaluation.rows import load_rows
     from langchain_dpicl.lab.evaluation.tasks import ClassificationTask, own, task
-    from langchain_dpicl.local import DEFAULT_MODEL
+    from langchain_dpicl.local import DEFAULT_MODEL, local_llm
     from langchain_dpicl.privacy.checks import whole
     from langchain_dpicl.privacy.choice import usual_most
 
@@ -209,12 +222,16 @@ def evaluate(options: argparse.Namespace) -> int:
             raise InvalidParameter("--vary", f"{name}={values}", "whole numbers, separated by commas") from None
     choice = model_of(options)
     name = choice.name or (DEFAULT_MODEL if choice.is_embedded else "default")
+    load, embedded = choice.load, name if choice.is_embedded else None
+    if choice.url is None and name.endswith(".gguf"):
+        load, embedded = partial(local_llm, name), name
+        name = Path(name).name
     evaluation = Evaluation(
         task=about,
         rows=rows,
         queries=asked[:asks],
         public=public,
-        model=Model(name, choice.load, name if choice.is_embedded else None, options.threads),
+        model=Model(name, load, embedded, options.threads, options.dtype),
         plan=plan,
         folder=options.output,
         methods=tuple(options.method),
@@ -227,6 +244,7 @@ def evaluate(options: argparse.Namespace) -> int:
             "heads",
             "candidates",
             "in_batches",
+            "shown",
             "price_in",
             "price_out",
         ),
@@ -234,6 +252,7 @@ def evaluate(options: argparse.Namespace) -> int:
     scores = evaluation.run()
     command = sys.argv[1:]
     paths = {str(path) for path in chosen(options, "data", "test", "public", "output").values() if path}
+    paths |= {embedded} if embedded and embedded != name else set()
     for path in sorted(paths, key=len, reverse=True):  # the command shows files by their names alone
         command = [each.replace(path, "/".join(Path(path).parts[-2:])) for each in command]
     settings: dict[str, Any] = {}
@@ -251,7 +270,7 @@ def evaluate(options: argparse.Namespace) -> int:
         **chosen(plan, "owners", "delta"),
         "command": shlex.join(["dpicl", *command]),
     }
-    results = write_report(options.output, about, scores, settings, evaluation.costs())
+    results = write_report(options.output, about, scores, settings, evaluation.costs(), asked[: options.shown])
     if options.index:
         write_index(options.output.absolute().parent)
     return show(options, results, (options.output / "table.md").read_text("utf-8"))
@@ -340,6 +359,12 @@ def audit_options(parser: Any) -> None:
         metavar=("DEMONSTRATION", "QUERY"),
         default=[r"Data: {input}\nDescription: {output}\n\n", r"Data: {input}\nDescription:"],
     )
+    attack.add_argument(
+        "--task",
+        help="trec, agnews, ...: the attack of Flemings et al. 2025 on labels, with records as dpicl evaluate reads "
+        "them (--trials: default all, in each set)",
+    )
+    attack.add_argument("--sets", type=int, default=5, help="with --task: sets of fresh records (default 5)")
     attack.add_argument("--threads", type=int)
 
 
@@ -382,25 +407,31 @@ def audit(options: argparse.Namespace) -> int:
 def _membership(options: argparse.Namespace) -> int:
     """Can an attacker tell whose demonstration a model was shown?"""
     from langchain_dpicl.decoding import DemonstrationTemplate, TransformersLogits
+    from langchain_dpicl.lab.audit.label_membership import run_label_membership
     from langchain_dpicl.lab.audit.membership import draw, run_membership
+    from langchain_dpicl.lab.evaluation.rows import load_rows
+    from langchain_dpicl.lab.evaluation.tasks import task
     from langchain_dpicl.store.datafile import read_records
 
     if not options.data:
         raise InvalidParameter("--data", None, "a file of public records, for --mechanism membership")
-    results = run_membership(
-        TransformersLogits(options.model or "smollm2-135m-instruct", threads=options.threads),
-        read_records(options.data),
-        DemonstrationTemplate(*(text.replace("\\n", "\n") for text in options.template)),
-        epsilons=options.epsilon,
-        trials=20 if options.trials is None else options.trials,
-        shots=options.owners_per_token,
-        **chosen(options, "delta", "against", "owners"),
-    )
+    model = TransformersLogits(options.model or "smollm2-135m-instruct", threads=options.threads)
+    game = {"epsilons": options.epsilon, "shots": options.owners_per_token}
+    game |= chosen(options, "delta", "against", "owners")
+    if options.task:
+        about = task(options.task)
+        sizes = chosen(options, "sets", "trials")
+        results = run_label_membership(model, about, load_rows(about, options.data), **sizes, **game)
+    else:
+        layout = DemonstrationTemplate(*(text.replace("\\n", "\n") for text in options.template))
+        trials = 20 if options.trials is None else options.trials
+        results = run_membership(model, read_records(options.data), layout, trials=trials, **game)
     if options.plot:
         draw(results, options.plot)
-    rows = ["| answers | attacker | AUC | 95 % | proved |", "|---|---|---|---|---|"]
+    rows = ["| answers | attacker | AUC ± standard error | 95 % | proved |", "|---|---|---|---|---|"]
     for each in results:
         proved = "" if each.bound is None else f"{100 * each.bound:.1f}"
         interval = f"{100 * each.low:.1f} to {100 * each.high:.1f}"
-        rows.append(f"| {each.name} | {each.attack} | {100 * each.auc:.1f} | {interval} | {proved} |")
+        auc = f"{100 * each.auc:.1f} ± {100 * each.error:.1f}"
+        rows.append(f"| {each.name} | {each.attack} | {auc} | {interval} | {proved} |")
     return show(options, {"membership": [asdict(result) for result in results]}, "\n".join(rows))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from langchain_dpicl.cli import main
 from langchain_dpicl.decoding import Demonstration, DemonstrationTemplate, TransformersLogits
 from langchain_dpicl.errors import InvalidParameter, InvalidRecords
 from langchain_dpicl.lab.audit.membership import LIKELIHOOD, RATIO, TOKENS, auc_bound, known_record, run_membership
@@ -79,3 +81,20 @@ def test_a_real_models_limits_are_named(model: TransformersLogits) -> None:
         run_membership(model, [{"input": "a", "output": "b " * 9000}] * 3, TEMPLATE, **few)
     with pytest.raises(InvalidRecords, match="has no output"):
         run_membership(model, [{"input": "a", "output": ""}] * 3, DemonstrationTemplate("{input}:", "{input}:"), **few)
+
+
+def test_the_attack_on_labels_runs_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two sets of four records, each in the member's place. No AUC is judged: so few records say nothing."""
+    data = tmp_path / "reviews.jsonl"
+    records = [{"text": row["output"], "label": ["Positive", "Negative"][i % 2]} for i, row in enumerate(ROWS * 2)]
+    data.write_text(
+        "".join(json.dumps({**each, "text": f"{i} {each['text']}"}) + "\n" for i, each in enumerate(records))
+    )
+    given = (
+        f"audit --mechanism membership --task sst2 --data {data} --sets 2 --against 3 --owners 50 --threads 1 --json"
+    )
+    assert main([*given.split(), "--model", "smollm2-135m-instruct", "--epsilon", "2"]) == 0
+    results = json.loads(capsys.readouterr().out)["membership"]
+    assert len(results) == 2 + 3 * 3
+    assert {(each["trials"], each["against"]) for each in results} == {(8, 3)}
+    assert all(0.0 <= each["low"] <= each["auc"] <= each["high"] <= 1.0 for each in results)

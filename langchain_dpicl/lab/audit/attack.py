@@ -32,6 +32,7 @@ from langchain_dpicl.lab.audit.cases import (
 from langchain_dpicl.lab.audit.draws import BlockRandomness
 from langchain_dpicl.lab.audit.heads import HEAD, HEAD_TRIALS, head_cases, head_world
 from langchain_dpicl.lab.audit.tables import SUM, SUM_TRIALS, table_cases, table_world
+from langchain_dpicl.lab.audit.terms import TERMS, TERMS_TRIALS, terms_cases, terms_world
 from langchain_dpicl.lab.audit.typed import median_cases, structured_cases, structured_options
 from langchain_dpicl.lab.audit.worlds import owner_world, synthetic_world
 from langchain_dpicl.lab.plots import draw_bounds
@@ -110,7 +111,11 @@ PLANNED = ("vote", "scores", "embedding", "joint-em", "ptr", "tokens")
 PLAN = "plan"
 """One of each kind of mechanism in one plan, a line each."""
 
-ONCE: dict[str, Any] = {HEAD: (head_cases, head_world, HEAD_TRIALS), SUM: (table_cases, table_world, SUM_TRIALS)}
+ONCE: dict[str, Any] = {
+    HEAD: (head_cases, head_world, HEAD_TRIALS),
+    SUM: (table_cases, table_world, SUM_TRIALS),
+    TERMS: (terms_cases, terms_world, TERMS_TRIALS),
+}
 """Releases that are made once, with rate 1: their cases, worlds and trials."""
 
 ATTACKED = (*CASES, PLAN, *ONCE)
@@ -167,14 +172,14 @@ def audit(
     as many trials as ``trials``, made first, choose the case and the event; the bound counts the others alone.
 
     - ``mechanism``: a name in `CASES` ("-own-calls", "label-vote" and "vote-em-prior": every owner has a call of
-      its own), "plan" (six of them in one plan, a line each), "head", or "sum" (a table).
+      its own), "plan" (six of them in one plan, a line each), "head", "sum" (a table), or "terms".
     - ``canary``: "outputs": the members' answers are the worst there are. "owner": a real store, selector, member chain
       and ensemble, and an inserted owner whose member answers the canary. Of a head "outputs" shows all noisy sums, of
       the product's own steps on a real store; "owner" shows the head alone, of whole fits with their ledgers. Of a
-      sum both show all counts; "owner" makes whole releases.
+      sum, and of terms, both show all counts that are released; "owner" makes whole releases.
     - ``epsilon``, ``delta``: the promise of the whole plan.
     - ``rate``, ``releases``: the probability with which an owner takes part, and the releases of each line. At rate 1
-      nothing is amplified, and the bound comes nearest to the claim. A head and a sum have no other rate.
+      nothing is amplified, and the bound comes nearest to the claim. A head, a sum and terms have no other rate.
     - ``members``: N; by default as many as make the attack strongest.
     - ``trials``, ``confidence``: how many trials of each data set the bound counts (default: 30,000; of a head 10,000,
       or 1,000 with canary="owner"), and the bound's confidence.
@@ -193,7 +198,7 @@ def audit(
     rate, releases = probability("rate", rate), whole("releases", releases)
     members = None if members is None else whole("members", members, at_least=2)
     if mechanism in ONCE and rate != 1.0:
-        raise InvalidParameter("rate", rate, f"1 for a {mechanism}: every owner takes part")
+        raise InvalidParameter("rate", rate, f"1 for {mechanism}: every owner takes part")
     if trials is None:
         trials = ONCE[mechanism][2][canary] if mechanism in ONCE else _TRIALS
     trials, confidence = whole("trials", trials), open_unit("confidence", confidence)
@@ -202,7 +207,7 @@ def audit(
     requests = {}
     for name in names:
         kind, options = (CASES[name].mechanism, CASES[name].options) if name in CASES else (name, {})
-        options |= {"delta0": default_delta0(delta, rate, releases)} if kind == "ptr" else {}
+        options |= {"delta0": default_delta0(delta, rate, releases)} if kind in ("ptr", TERMS) else {}
         requests[name] = LineRequest(kind, rate, releases, options=options)
     lines = PrivacyPlan.solve(epsilon=epsilon, delta=delta, lines=requests).lines
     count = releases * len(lines)

@@ -77,8 +77,8 @@ class MembershipResult:
     ``name`` says how the answers are made, ``attack`` what the attacker sees and computes (one of ``ATTACKS``).
     ``epsilon`` and ``range_bound`` are the plan's, None without privacy; ``bound`` is its bound on the expected AUC, if
     it has one. The member takes part in a token with probability ``participation``. ``auc`` is the mean of the trials,
-    ``low`` and ``high`` its 95 % interval (`interval`). So many records (``trials``) took the member's place, each
-    ``against`` so many non-members, in so many ``plays``.
+    ``error`` its standard error, ``low`` and ``high`` its 95 % interval (`interval`). So many records (``trials``) took
+    the member's place, each ``against`` so many non-members, in so many ``plays``.
     """
 
     name: str
@@ -87,6 +87,7 @@ class MembershipResult:
     range_bound: float | None
     participation: float
     auc: float
+    error: float
     low: float
     high: float
     bound: float | None
@@ -219,8 +220,10 @@ def attack(
             trials = [[mixture.scores(member, *given) for _ in range(plays)] for member in range(crowd.first)]
         for kind in trials[0][0]:
             won = np.stack([np.mean([wins(s[kind], i) for s in played], axis=0) for i, played in enumerate(trials)])
-            auc, low, high = interval(won, randomness)
-            about = {**facts, "auc": auc, "low": low, "high": high} | ({} if kind == TOKENS else {"bound": None})
+            auc, error, low, high = interval(won, randomness)
+            about = {**facts, "auc": auc, "error": error, "low": low, "high": high}
+            if kind != TOKENS:
+                about["bound"] = None
             counts = {"trials": crowd.first, "against": readings.records - 1, "plays": len(trials[0])}
             results.append(MembershipResult(name, kind, **about, **counts))
     return results
@@ -305,8 +308,10 @@ def wins(scores: FloatArray, member: int) -> FloatArray:
     return found
 
 
-def interval(won: FloatArray, randomness: Randomness) -> tuple[float, float, float]:
-    """The mean of ``won`` (trials, records) and a 95 % interval, by Owen's pigeonhole bootstrap (2007).
+def interval(won: FloatArray, randomness: Randomness) -> tuple[float, float, float, float]:
+    """The mean of ``won`` (trials, records), its standard error and a 95 % interval.
+
+    Both are by Owen's pigeonhole bootstrap (2007).
 
     The trials share their non-members, so members and records are resampled both, independently. It speaks of other
     records like these with the same crowd. If every comparison has the same result it has no width: then n trials
@@ -324,7 +329,7 @@ def interval(won: FloatArray, randomness: Randomness) -> tuple[float, float, flo
     weight = ((members @ is_pair) * records).sum(axis=1)
     mean = ((members @ value) * records).sum(axis=1)[weight > 0] / weight[weight > 0]
     low, high = np.quantile(mean, (0.025, 0.975))
-    return float(value.sum() / is_pair.sum()), float(low), float(high)
+    return float(value.sum() / is_pair.sum()), float(mean.std()), float(low), float(high)
 
 
 def auc_bound(epsilon: float, delta: float) -> float:
