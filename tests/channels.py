@@ -439,8 +439,12 @@ Channel = Callable[[Any, list[str]], Awaitable[None]]
 
 
 async def hear(channel: Channel, runnable: Any, *, cancel_when: Callable[[], Any] | None = None) -> Heard:
-    """Run a channel, which adds to a list what it is told; ``cancel_when`` says when its caller gives up."""
+    """Run a channel, which adds to a list what it is told; ``cancel_when`` says when its caller gives up.
+
+    What it leaves running is awaited, so that the next channel does not hear it.
+    """
     heard = Heard()
+    before = asyncio.all_tasks()
     with surroundings(heard.around):
         call = asyncio.ensure_future(channel(runnable, heard.told))
         if cancel_when is not None:
@@ -455,4 +459,6 @@ async def hear(channel: Channel, runnable: Any, *, cancel_when: Callable[[], Any
             heard.error = error
         del call
         await asyncio.sleep(0)  # let the loop report what was forgotten
+        if left := asyncio.all_tasks() - before:
+            await asyncio.wait(left, timeout=10)
     return heard

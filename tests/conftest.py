@@ -24,6 +24,7 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import RunnableLambda
 from moments import numbers_of
 from numpy.typing import NDArray
+from sum_noise import Noise
 
 from langchain_dpicl import (
     DPAggregate,
@@ -290,6 +291,14 @@ def frame_locals(error: BaseException) -> str:
         if "langchain_dpicl" in frame.f_code.co_filename:
             shown += [f"{name}={value!r}" for name, value in frame.f_locals.items()]
     return "\n".join(shown)
+
+
+@pytest.fixture
+def silence(monkeypatch: pytest.MonkeyPatch) -> Noise:
+    """Noise of zero for private sums, so that counts show them."""
+    source = Noise(scale=0.0)
+    monkeypatch.setattr("langchain_dpicl.once.sums.SecureRandomness", lambda: source)
+    return source
 
 
 @pytest.fixture(scope="session")

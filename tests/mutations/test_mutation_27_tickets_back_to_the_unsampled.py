@@ -29,9 +29,10 @@ RECORDS = [{"input": "ann 0", "owner": "ann"}, {"input": "bob 170", "owner": "bo
 
 
 def law(owners: int, folder: Path, patch: pytest.MonkeyPatch) -> dict[str, float]:
-    """The exact law of three answers of one token each, on a ledger whose owners have one ticket."""
-    store = ExemplarStore.from_records(RECORDS[2 - owners :], Degrees(), output_key=None, owner_key="owner")
-    selector = PoissonExampleSelector(store, 2, rate=RATE, max_exemplars=1, threshold=0.5)
+    """The exact law of three answers of one token each, on a ledger whose owners have one ticket.
+
+    Every branch has a store of its own, which knows no other branch's ledger.
+    """
     model = TableModel(lambda shown, _: [40.0, 0.0] if shown else [0.0, 0.0], "xy")
     tree, found, number = Tree(), defaultdict[str, float](float), itertools.count()
 
@@ -41,6 +42,8 @@ def law(owners: int, folder: Path, patch: pytest.MonkeyPatch) -> dict[str, float
 
     patch.setattr(answer, "draw", drawn)
     while True:
+        store = ExemplarStore.from_records(RECORDS[2 - owners :], Degrees(), output_key=None, owner_key="owner")
+        selector = PoissonExampleSelector(store, 2, rate=RATE, max_exemplars=1, threshold=0.5)
         url = f"sqlite:///{folder}/{owners}-{next(number)}.db"
         budget = PrivacyBudget(400.0, 0.05, TICKETS, url, tickets=True, replay=False)
         template = DemonstrationTemplate("{input}", "?")
