@@ -83,20 +83,36 @@ def test_texts_written_in_batches_are_those_of_one_token_after_the_other() -> No
     assert len({*drawn}) > 1, "six equal texts of twelve tokens each"
 
 
-def test_equal_prompts_are_read_once_and_written_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each batch has that is read."""
+    actual, sizes = Batches._read, list[int]()
 
     def spy(self: Batches, tokens: Sequence[Any], *rest: Any) -> Any:
-        read.append(len(tokens))
+        sizes.append(len(tokens))
         return actual(self, tokens, *rest)
 
-    actual = Batches._read
+    monkeypatch.setattr(Batches, "_read", spy)
+    return sizes
+
+
+def test_equal_prompts_are_read_once_and_written_as_others_are(read: list[int]) -> None:
     write = text_writer(TransformersLogits(MODEL, threads=1), 12, ("\n",))
     prompts = [("", "The colour of the sky is"), ("", "Once upon a time")]
     alone = [write([prompt], 0.0)[0] for prompt in prompts]
-    monkeypatch.setattr(Batches, "_read", spy)
+    read.clear()
     assert write([prompts[i] for i in (0, 1, 1, 0, 0)], 0.0) == [alone[i] for i in (0, 1, 1, 0, 0)]
     assert read == [2]
+
+
+def test_a_prompt_that_comes_again_is_read_once(read: list[int]) -> None:
+    batches = Batches(TransformersLogits(MODEL, threads=1))
+    prompts = [batches.prompt(shown, "The sky is") for shown in ("", "Grass is green.\n")]
+    different = batches.rows(prompts)
+    read.clear()
+    found = batches.rows([prompts[i] for i in (1, 0, 0, 1, 1)])
+    assert read == [2]
+    assert np.array_equal(found, [different[i] for i in (1, 0, 0, 1, 1)])
 
 
 def test_a_whole_run_leaves_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

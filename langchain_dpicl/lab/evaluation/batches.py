@@ -125,16 +125,12 @@ class Batches:
         def goes_on(writer: Writer) -> bool:
             return not writer.ended and len(writer.tokens) < most
 
-        known: dict[Any, int] = {}
-        which = [
-            known.setdefault((tuple(row), id(state)), len(known)) for row, state in zip(tokens, before, strict=True)
-        ]
-        distinct = [which.index(n) for n in known.values()]
-        vectors, cache, seen = self._read([tokens[i] for i in distinct], [before[i] for i in distinct])
-        if len(distinct) < len(tokens):
+        places, which = _distinct(tokens, before)
+        vectors, cache, seen = self._read([tokens[i] for i in places], [before[i] for i in places])
+        if len(places) < len(tokens):
             vectors, seen = [vectors[n] for n in which], seen[which]
             cache.batch_select_indices(torch.tensor(which))
-        places = torch.tensor([[_length(state) + len(row)] for state, row in zip(before, tokens, strict=True)])
+        at = torch.tensor([[_length(state) + len(row)] for state, row in zip(before, tokens, strict=True)])
         while True:
             for writer, scores in zip(writers, self._scores(vectors), strict=True):
                 if goes_on(writer):
@@ -144,12 +140,12 @@ class Batches:
                 return
             if len(left) <= _LEFT * len(writers):
                 writers, before = [writers[i] for i in left], [before[i] for i in left]
-                places, seen = places[left], seen[left]
+                at, seen = at[left], seen[left]
                 cache.batch_select_indices(torch.tensor(left))
             seen = torch.nn.functional.pad(seen, (0, 1), value=True)
             ids = torch.tensor([writer.tokens[-1:] for writer in writers])
-            vectors = list(self._forward(ids, seen[:, None], places, cache, before)[:, -1])
-            places = places + 1
+            vectors = list(self._forward(ids, seen[:, None], at, cache, before)[:, -1])
+            at = at + 1
 
     def _scores(self, vectors: Sequence[Any]) -> Logits:
         """One row of next-token scores for each vector, by one product where the product's releases take many."""
@@ -229,13 +225,15 @@ class Batches:
         states: Sequence[State | None],
         results: Callable[[list[int], list[Any], Callable[[int], State]], Iterable[Any]],
     ) -> list[Any]:
-        """Read the rows in batches, and return their results in the rows' order.
+        """Read the rows in batches, equal ones once, and return their results in the rows' order.
 
         ``results`` makes them from the places of the rows that were read together, the vectors after their last tokens,
         and a function from a place to the state then.
         """
         import torch
 
+        places, which = _distinct(tokens, states)
+        tokens, states = [tokens[i] for i in places], [states[i] for i in places]
         found: list[Any] = [None] * len(tokens)
         with self.network.working():
             for some in _batches(tokens, states):
@@ -253,7 +251,7 @@ class Batches:
 
                 for i, result in zip(some, results(some, vectors, state), strict=True):
                     found[i] = result
-        return found
+        return [found[n] for n in which]
 
     def label_scores(self, row: Logits, labels: Sequence[str]) -> list[float]:
         """Return the scores of labels from the next-token scores, as `langchain_dpicl.members.scoring` defines them.
@@ -274,6 +272,13 @@ def _batches(tokens: Sequence[Sequence[int]], before: Sequence[State | None]) ->
     are_shared = len(known) * _SHARED <= len(tokens)
     order = sorted(range(len(tokens)), key=lambda i: (are_shared and known[id(before[i])], len(tokens[i])))
     return [order[start : start + _BATCH] for start in range(0, len(order), _BATCH)]
+
+
+def _distinct(tokens: Sequence[Sequence[int]], before: Sequence[State | None]) -> tuple[list[int], list[int]]:
+    """The positions of rows that no earlier one equals, and for each row which of these it is."""
+    seen: dict[Any, int] = {}
+    which = [seen.setdefault((tuple(row), id(state)), len(seen)) for row, state in zip(tokens, before, strict=True)]
+    return np.unique(which, return_index=True)[1].tolist(), which
 
 
 def _length(state: State | None) -> int:
@@ -342,9 +347,7 @@ def label_reader(model: TransformersLogits, labels: Sequence[str], shape: Shape)
         prompts = [batches.prompt(shape.prefix(pairs), shape.ask(query)) for pairs in examples]
         for gone in batches.known.keys() - {shown for shown, _ in prompts}:
             del batches.known[gone]
-        distinct = list(dict.fromkeys(prompts))  # the calls without an example have one prompt
-        rows = dict(zip(distinct, batches.rows(distinct), strict=True))
-        return np.array([batches.label_scores(rows[prompt], labels) for prompt in prompts], np.float64)
+        return np.array([batches.label_scores(row, labels) for row in batches.rows(prompts)], np.float64)
 
     return reader
 
@@ -461,6 +464,7 @@ class Decoder:
         settings = self.settings if kappa is None else replace(self.settings, shots=kappa)
         batches = self._batches
         rate = 0.0 if None in mixes else self.rate
+        unclipped = clipping(NO_BOUND, settings.cap, {})
         asked = [self.template.ask({"input": text}) for text in inputs]
         writers = [[Writer(batches.model, settings.stop) for _ in inputs] for _ in mixes]
         with tqdm(
@@ -487,7 +491,7 @@ class Decoder:
                 for (writer, mix, randomness), some in zip(unfinished, prompts, strict=True):
                     zero_shot, *others = (next(rows) for _ in some)
                     one_shot = np.array(others, np.float32).reshape(-1, len(zero_shot))
-                    terms = partial(mix or clipping(NO_BOUND, settings.cap, {}), place)
+                    terms = partial(mix or unclipped, place)
                     writer.add(choose(batches.model, settings, writer.tokens, zero_shot, one_shot, terms, randomness))
                 bar.update(len(unfinished))
                 self._forget()
@@ -503,17 +507,19 @@ class Decoder:
         return pieces, tuple(self._batches.network.tokens(question))
 
     def _rows(self, prompts: Sequence[Shown]) -> list[Logits]:
-        known = self._read if self.remembers else {}
-        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in known]
-        known.update(zip(missing, self._batches.rows(missing), strict=True))
-        return [known[prompt] for prompt in prompts]
+        if not self.remembers:
+            return self._batches.rows(prompts)
+        missing = [prompt for prompt in prompts if prompt not in self._read]
+        self._read.update(zip(missing, self._batches.rows(missing), strict=True))
+        return [self._read[prompt] for prompt in prompts]
 
     def _forget(self) -> None:
         """Drop the states of questions after demonstrations, and of the demonstrations that were read first."""
         known = self._batches.known
         held = 0
         for pieces in reversed(list(known)):
-            size = sum(keys.nbytes + values.nbytes for keys, values in known[pieces])
+            (keys, values), *others = known[pieces]  # layers are alike
+            size = (1 + len(others)) * (keys.nbytes + values.nbytes)
             if len(pieces) > 1 or held + size > _KEPT:
                 del known[pieces]
             else:
@@ -583,7 +589,9 @@ class Decoder:
         if method == "zero-shot decoding":
             return [{"texts": texts, "facts": {}} for texts in self.texts(method, inputs, [None for _ in epsilons])]
         bounds = [NO_BOUND if epsilon is None else self.bound(epsilon, releases) for epsilon in epsilons]
-        facts: list[dict[str, Any]] = [{} if bound == NO_BOUND else {"B": bound} for bound in bounds]
+        facts: list[dict[str, Any]] = [
+            {} if epsilon is None else {"B": bound} for epsilon, bound in zip(epsilons, bounds, strict=True)
+        ]
         if method == "online":
             least: list[Least] = [{} for _ in bounds]
             found = self.texts(method, inputs, bounds, least)

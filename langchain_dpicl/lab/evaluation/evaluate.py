@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -22,9 +21,9 @@ from tqdm import tqdm
 from langchain_dpicl.aggregators import KINDS, Aggregator
 from langchain_dpicl.errors import InvalidParameter
 from langchain_dpicl.lab.evaluation import studies
-from langchain_dpicl.lab.evaluation.passes import EvaluationPlan, Key, PassFile, Sampler, key_of
+from langchain_dpicl.lab.evaluation.passes import EvaluationPlan, PassFile, Sampler, key_of
 from langchain_dpicl.lab.evaluation.rows import Row
-from langchain_dpicl.lab.evaluation.scores import Score, text_values
+from langchain_dpicl.lab.evaluation.scores import Score
 from langchain_dpicl.lab.evaluation.studies import Author, LabelStudy, Reader, TextStudy, chain_reader, read_labels
 from langchain_dpicl.lab.evaluation.tasks import SEPARATOR, ClassificationTask, GenerationTask, Task
 from langchain_dpicl.privacy.checks import whole
@@ -48,10 +47,6 @@ _VARIED = {
     **dict.fromkeys(("joint-em", "ptr"), ("members", "releases")),
     "online": ("top_k", "shots", "releases"),
 }
-_TOKEN_SHOTS = 4
-"""How many owners a token's sample has on average."""
-_KAPPA = 0.75
-"""The weight of the public logits, for each of them: 3 for 4, by other queries (source archive, results/decoding)."""
 
 
 @dataclass(frozen=True)
@@ -392,77 +387,30 @@ class Evaluation:
         from langchain_dpicl.decoding.answer import Settings
         from langchain_dpicl.decoding.model import DemonstrationTemplate
         from langchain_dpicl.lab.evaluation.batches import Decoder
+        from langchain_dpicl.lab.evaluation.tokens import TokenStudy
         from langchain_dpicl.local import local_embeddings
 
         shape = task.shape
-        private = [{"input": shape.clean(row.input), "output": shape.clean(row.output)} for row in self.rows]
-        inputs = [shape.clean(row.input) for row in self.queries]
-        shown = [shape.clean(row.input) for row in self.public][:16]
-        references = [row.references for row in self.queries]
-        embeddings = local_embeddings()
-        settings = Settings(task.max_tokens, 8, self.top_k, shots=0.0, temperature=1.0, cap=1.5, stop=("\n",))
         decoder = Decoder(
             str(self.model.embedded),
             DemonstrationTemplate(f"{shape.query} {{output}}{SEPARATOR}", shape.query),
-            private,
-            settings,
+            [{"input": shape.clean(row.input), "output": shape.clean(row.output)} for row in self.rows],
+            Settings(task.max_tokens, 8, self.top_k, shots=0.0, temperature=1.0, cap=1.5, stop=("\n",)),
             self.plan.delta,
             threads=self.model.threads,
             dtype=self.model.dtype,
         )
-        digest = key_of(repr([row.input for row in self.queries]))
-
-        def scores(
-            method: str,
-            epsilons: Sequence[float | None],
-            study: str = "",
-            varied: int = 0,
-        ) -> list[Score]:
-            """Decode with one number varied, all epsilons that are not in the file together.
-
-            A plan counts an answer to each query, or each demonstration, unless ``releases`` are varied.
-            """
-            counted = len(inputs) if method == "online" else len(shown)
-            usual = {"top_k": self.top_k, "shots": _TOKEN_SHOTS, "releases": counted}
-            numbers = usual | ({study: varied} if study else {})
-
-            def key_of_run(epsilon: float | None, run: int) -> Key:
-                key: Key = (method, numbers["top_k"], digest)
-                changed = ["shots"]
-                if epsilon is not None:
-                    key = (*key, str(epsilon), str(decoder.delta))
-                    changed.append("releases")
-                key += tuple(f"{name} {numbers[name]}" for name in changed if numbers[name] != usual[name])
-                return (*key, f"run {run}") if run else key
-
-            decoder.shots = float(numbers["shots"])
-            decoder.settings = replace(settings, top_k=numbers["top_k"], shots=_KAPPA * decoder.shots)
-            for run in range(self.samples):
-                missing = [epsilon for epsilon in epsilons if key_of_run(epsilon, run) not in file]
-                if missing:
-                    made = decoder.answers(method, missing, inputs, shown, numbers["releases"])
-                    for epsilon, answers in zip(missing, made, strict=True):
-                        file.add(key_of_run(epsilon, run), answers)
-
-            def score(epsilon: float | None) -> Score:
-                runs = [file[key_of_run(epsilon, run)] for run in range(self.samples)]
-                facts = {k: v for k, v in runs[0]["facts"].items() if isinstance(v, (int, float))}
-                facts["top_k"] = numbers["top_k"]
-                if epsilon is not None:
-                    facts |= {"rate": decoder.rate, "shots": decoder.shots, "releases": numbers["releases"]}
-                if study:
-                    facts[study] = varied
-                values = text_values([run["texts"] for run in runs], references, embeddings)
-                places = itertools.zip_longest(
-                    *(run["facts"].get("least_weights", ()) for run in runs), fillvalue=math.nan
-                )
-                known = [[weight for weight in place if not math.isnan(weight)] for place in places]
-                weights = [round(fmean(place), 4) if place else math.nan for place in known]
-                texts = runs[0]["texts"][: self.shown]
-                return Score(method, epsilon, values, len(runs), len(references), facts, study, texts, weights)
-
-            return [score(epsilon) for epsilon in epsilons]
-
+        scores = TokenStudy(
+            decoder,
+            file,
+            self.queries,
+            inputs=[shape.clean(row.input) for row in self.queries],
+            public=[shape.clean(row.input) for row in self.public][:16],
+            embeddings=local_embeddings(),
+            top_k=self.top_k,
+            samples=self.samples,
+            shown=self.shown,
+        ).scores
         chosen = [method for method in _DECODED if method in self._chosen]
         epsilons = (None, *self.plan.epsilons)
         found = [each for method in chosen for each in scores(method, epsilons)]
