@@ -156,13 +156,7 @@ def evaluate_options(parser: Any) -> None:
         action="store_true",
         help="read the members' prompts in batches in this process, many times faster",
     )
-    model.add_argument("--threads", type=int, help="for reading in batches")
-    model.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="of numbers when reading in batches (default float32)",
-    )
+    _add_reading(model)
     parser.add_argument(
         "--output",
         required=True,
@@ -365,7 +359,17 @@ def audit_options(parser: Any) -> None:
         "them (--trials: default all, in each set)",
     )
     attack.add_argument("--sets", type=int, default=5, help="with --task: sets of fresh records (default 5)")
-    attack.add_argument("--threads", type=int)
+    _add_reading(attack)
+
+
+def _add_reading(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--threads", type=int, help="for reading in this process")
+    group.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of numbers when reading in this process (default float32)",
+    )
 
 
 def audit(options: argparse.Namespace) -> int:
@@ -415,7 +419,8 @@ def _membership(options: argparse.Namespace) -> int:
 
     if not options.data:
         raise InvalidParameter("--data", None, "a file of public records, for --mechanism membership")
-    model = TransformersLogits(options.model or "smollm2-135m-instruct", threads=options.threads)
+    name = options.model or "smollm2-135m-instruct"
+    model = TransformersLogits(name, threads=options.threads, dtype=options.dtype)
     game = {"epsilons": options.epsilon, "shots": options.owners_per_token}
     game |= chosen(options, "delta", "against", "owners")
     if options.task:

@@ -90,10 +90,9 @@ def test_the_attack_on_labels_runs_from_the_command_line(tmp_path: Path, capsys:
     data.write_text(
         "".join(json.dumps({**each, "text": f"{i} {each['text']}"}) + "\n" for i, each in enumerate(records))
     )
-    given = (
-        f"audit --mechanism membership --task sst2 --data {data} --sets 2 --against 3 --owners 50 --threads 1 --json"
-    )
-    assert main([*given.split(), "--model", "smollm2-135m-instruct", "--epsilon", "2"]) == 0
+    given = f"audit --mechanism membership --task sst2 --data {data} --sets 2 --against 3 --owners 50 --epsilon 2"
+    own = "--model smollm2-135m-instruct --threads 1 --dtype bfloat16 --json"
+    assert main([*given.split(), *own.split()]) == 0
     results = json.loads(capsys.readouterr().out)["membership"]
     assert len(results) == 2 + 3 * 3
     assert {(each["trials"], each["against"]) for each in results} == {(8, 3)}
