@@ -48,6 +48,10 @@ from langchain_dpicl.store.records import Vectors, attempt, embed
 
 _FORMAT = "dpicl-evolved-1"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
+_HERE = ("langchain_dpicl", "langchain_core")
+"""The packages whose embedding models compute in the process."""
+_COMPUTES = ("torch", "llama_cpp", "onnxruntime")
+"""The packages of objects that do."""
 
 
 class EvolvedTexts(Sequence[str]):
@@ -160,6 +164,7 @@ def evolve_texts(
     rounds: int = 3,
     keep: int = 10,
     candidates: int = 100,
+    local: bool = False,
     output: str | Path | None = None,
     line: str | None = None,
 ) -> EvolvedTexts:
@@ -168,8 +173,9 @@ def evolve_texts(
     Parameters
     ----------
     store
-        Its vectors say what is near. Its embedding model must be local, since it has seen every private text: one that
-        shows an address elsewhere, or a service's key, is refused.
+        Its vectors say what is near. Its embedding model has seen every private text, so it must show that it computes
+        on this machine: by an address of it, by a network that it holds (of torch, llama.cpp or ONNX), or as one of
+        this package's or of langchain-core's. Any other is refused, unless ``local`` vouches for it.
     first
         The candidates of the first round: public texts, such as a model's answers to "write a question that customers
         may ask". They must not come from the records.
@@ -185,6 +191,8 @@ def evolve_texts(
         The number of texts that a round keeps, those with most noisy votes.
     candidates
         The number of texts of a later round: the kept ones, and variants of each in turn.
+    local
+        You say that the store's embedding model computes on machines of yours, though it does not show it.
     output
         A folder, which is made if it is not there. Each round's votes and variants are written to it, and an
         interrupted call goes on when it is called again with the same settings: each round is charged once. This needs
@@ -192,7 +200,7 @@ def evolve_texts(
     line
         The budget's line, if it has several.
 
-    Raises, before the first charge, `InvalidParameter`, `UnsafeConfigurationError` for a hosted embedding model,
+    Raises, before the first charge, `InvalidParameter`, `UnsafeConfigurationError` for an embedding model elsewhere,
     `PrivacyBudgetExceeded` if fewer than ``rounds`` are left, and `ModelUnavailable` if ``vary`` gives no text. After a
     charge `ReleaseFailed`, and `ModelUnavailable` or `StoreError` for a model that fails between two rounds.
     """
@@ -202,14 +210,16 @@ def evolve_texts(
     rounds = checks.whole("rounds", rounds)
     keep = checks.whole("keep", keep)
     candidates = checks.whole("candidates", candidates, at_least=keep)
-    if address := hosted(store.embeddings):
+    if not isinstance(local, bool):
+        raise InvalidParameter("local", local, "True or False")
+    if not local and not computes_here(store.embeddings):
         raise UnsafeConfigurationError(
-            f"the store's {type(store.embeddings).__name__} computes at {address}, which sees every private text: give "
-            "the store a local embedding model"
+            f"the store's {type(store.embeddings).__name__} does not show that it computes on this machine, and it has "
+            "seen every private text: give the store a local embedding model, or say local=True if this is one"
         )
     writer = coerce_to_runnable(vary)
     if rounds > 1 and not _variants(writer, texts[:1]):
-        raise ModelUnavailable("the chain that varies texts gives an empty one; nothing was charged")
+        raise ModelUnavailable("the chain that varies texts gives an empty one; this call has charged nothing")
     folder = None if output is None else Path(output)
     if folder is not None:
         with writing("output", folder):
@@ -274,21 +284,20 @@ def _variants(writer: Runnable[Any, Any], texts: Sequence[str]) -> list[str]:
     return [each.strip() for each in answers if each.strip()]
 
 
-def hosted(embeddings: Embeddings) -> str:
-    """The host at which a model computes, from what it shows; "" if it shows no other machine.
+def computes_here(embeddings: Embeddings) -> bool:
+    """Return whether a model shows that it computes on this machine: see `evolve_texts`.
 
-    It shows one by an address in its fields or its clients', or by a key for a service in a field, unless an address of
-    this machine stands beside it. Models that it holds are looked into.
+    The addresses are those in its fields and its clients'. Of a model that holds others all of them must show it.
     """
     held = fields_of(embeddings)
-    inner = [hosted(each) for each in held if isinstance(each, Embeddings)]
+    inner = [each for each in held if isinstance(each, Embeddings)]
     addresses = [*held, *(getattr(each, "_client", None) for each in held)]
     addresses += [getattr(each, "base_url", None) for each in addresses]
     hosts = [_host(str(each)) for each in addresses if str(each).lower().startswith(("http://", "https://"))]
-    elsewhere = [host for host in hosts if host not in _LOOPBACK]
-    if not hosts and any(value and "api_key" in name for name, value in vars(embeddings).items()):
-        elsewhere.append("a service that it has a key for")
-    return next(filter(None, [*inner, *elsewhere]), "")
+    if inner or hosts:
+        return all(map(computes_here, inner)) and all(host in _LOOPBACK for host in hosts)
+    networks = {kind.__module__.partition(".")[0] for each in held for kind in type(each).__mro__}
+    return type(embeddings).__module__.partition(".")[0] in _HERE or not networks.isdisjoint(_COMPUTES)
 
 
 def _host(address: str) -> str:

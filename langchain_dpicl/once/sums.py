@@ -208,6 +208,10 @@ class SumRelease(Release):
             if job is not None:
                 made.save(job.output)
                 job.is_over = True
+        except BaseException as error:
+            if job is not None and not isinstance(error, Exception):  # a charge may have been made: as a kill leaves it
+                job.is_charged = True
+            raise
         finally:
             if job is not None:
                 job.close()

@@ -76,7 +76,8 @@ class ByTerms:
         """A text's pairs of topic and group. ``known``: as of `TermReader`. Private."""
         group: int | None = 0
         if self._split is not None:
-            group = self._groups.get(folded(str(record.get(self._split))))
+            value = record.get(self._split)
+            group = self._groups.get(folded(str(value))) if isinstance(value, str | int | float) else None
         if group is None:
             return []
         found = Counter[int]()

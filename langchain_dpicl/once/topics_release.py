@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -53,7 +56,8 @@ class TopicsRelease(TableRelease):
     def _said(self, view: StoreView, rows: Numbers, records: Sequence[Mapping[str, Any]]) -> list[Said]:
         """Each question's pairs of topic and group."""
         known: TokenKeys = {}
-        return [self._topics_of.said(str(record[self.store.input_key]), record, known) for record in records]
+        key = self.store.input_key
+        return [self._topics_of.said(str(record[key]), record, known) if key in record else [] for record in records]
 
     def _total(self, owners: Numbers, cells: Numbers) -> NDArray[np.int64]:
         """The sum, in which cells beside the domain's have the rest of the norm of an owner with fewer than C pairs."""
@@ -122,8 +126,9 @@ def release_topics(
         The number of owners, as a public number, for the warnings.
     output
         A file for the topics, with both receipts. Then an interrupted release goes on when it is called again with the
-        same settings: neither terms nor sum are charged twice. Until the end ``FILE.terms`` has the terms. This needs a
-        budget that replays (``replay=True`` or ``"principal"``) and has no tickets.
+        same settings: neither terms nor sum are charged twice. Until the end ``FILE.*.terms`` has the terms; those of
+        another store, or of other ``at_most``, ``words`` and ``phrases``, are refused. This needs a budget that replays
+        (``replay=True`` or ``"principal"``) and has no tickets.
     terms_line, line
         The budget's lines for terms and for the sum.
 
@@ -147,7 +152,7 @@ def release_topics(
     if records_per_owner is not None:
         records_per_owner = checks.whole("records_per_owner", records_per_owner)
     owners = None if owners is None else checks.whole("owners", owners)
-    kept = None if output is None else _kept(output)
+    kept = None if output is None else _kept(output, [store.lineage, at_most, reader.facts])
     if terms is not None:
         kept = None  # another release's terms stay where they are
     opening = _Opening(store, budget, owners, line)
@@ -204,12 +209,21 @@ def _part(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
-def _kept(output: str | Path) -> Path:
-    """The file of the terms until the end. Raises `InvalidParameter` if the topics are there already."""
+def _kept(output: str | Path, decided_by: Sequence[Any]) -> Path:
+    """The file of the terms until the end, which has a name of its own for what has decided them.
+
+    Raises `InvalidParameter` if the topics are there already, or the terms of other settings or of another store.
+    """
     path = Path(output)
     if path.exists() and not _part(path).exists():
         raise InvalidParameter("output", str(output), "a new file: a report of topics is there")
-    return path.with_name(f"{path.name}.terms")
+    name = hashlib.sha256(json.dumps(decided_by).encode()).hexdigest()[:16]
+    kept = path.with_name(f"{path.name}.{name}.terms")
+    for other in path.parent.glob(f"{glob.escape(path.name)}.*.terms*"):
+        if other.name not in (kept.name, _part(kept).name):
+            bound = f"a file whose terms are of the same settings and store; to give up those, delete {other.name!r}"
+            raise InvalidParameter("output", str(output), bound)
+    return kept
 
 
 def _of_budget(terms: PrivateTerms, budget: PrivacyBudget, path: Path) -> PrivateTerms:

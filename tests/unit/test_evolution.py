@@ -9,9 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from langchain_classic.embeddings import CacheBackedEmbeddings
-from langchain_community.embeddings import JinaEmbeddings
-from langchain_core.embeddings import Embeddings
+from langchain_community.embeddings import (
+    DeepInfraEmbeddings,
+    JinaEmbeddings,
+    SagemakerEndpointEmbeddings,
+    YandexGPTEmbeddings,
+)
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_core.runnables import RunnableLambda
 from langchain_core.stores import InMemoryByteStore
 from langchain_openai import OpenAIEmbeddings
@@ -24,6 +30,7 @@ from langchain_dpicl.errors import (
     PrivacyBudgetExceeded,
     UnsafeConfigurationError,
 )
+from langchain_dpicl.local import local_embeddings
 from langchain_dpicl.once import evolution, sums
 from langchain_dpicl.once.steps import LATTICE
 
@@ -83,7 +90,7 @@ def test_owners_choose_the_kept_texts_and_the_model_varies_these_alone(budgets: 
         return longer(text)
 
     first = [f"a question about {word}" for word in WORDS]
-    found = evolve_texts(tickets(), first, RunnableLambda(vary), budgets(), rounds=3, keep=2, candidates=6)
+    found = evolve_texts(tickets(), first, RunnableLambda(vary), budgets(), rounds=3, keep=2, candidates=6, local=True)
     assert all("refund" in text for text in found[:1])
     assert {word for text in found for word in WORDS if word in text} == {"refund", "login"}
     assert len(found) == len(found.votes) == 2
@@ -114,7 +121,7 @@ def test_an_owner_moves_a_round_by_one_at_most_however_many_records_it_has(budge
 
 def test_noise_is_on_every_candidate_also_on_one_without_a_vote(budgets: Any) -> None:
     first = [f"a question about {word}" for word in WORDS]
-    found = evolve_texts(tickets(30), first, RunnableLambda(longer), budgets(), rounds=1, keep=6)
+    found = evolve_texts(tickets(30), first, RunnableLambda(longer), budgets(), rounds=1, keep=6, local=True)
     assert len(found) == 6
     assert (found.votes != 0).all()
 
@@ -131,7 +138,7 @@ def test_a_call_that_is_killed_goes_on_and_each_round_is_charged_once(
         return f"{text} {next(calls)}"  # never the same again
 
     given = store, first, RunnableLambda(vary), budget
-    how = {"rounds": 2, "keep": 2, "candidates": 5, "output": folder}
+    how: Any = {"rounds": 2, "keep": 2, "candidates": 5, "output": folder, "local": True}
     source = Noise(5)
     monkeypatch.setattr(sums, "SecureRandomness", lambda: source)
     for stop in (0, 1):
@@ -159,25 +166,52 @@ def test_a_call_that_is_killed_goes_on_and_each_round_is_charged_once(
 def test_too_small_a_budget_is_refused_before_the_first_charge(budgets: Any) -> None:
     budget = budgets(2)
     with pytest.raises(PrivacyBudgetExceeded):
-        evolve_texts(tickets(), WORDS, RunnableLambda(longer), budget, rounds=3)
+        evolve_texts(tickets(), WORDS, RunnableLambda(longer), budget, rounds=3, local=True)
     assert budget.spent() == 0
 
 
-def test_a_hosted_embedding_model_is_refused_and_a_local_server_is_not(budgets: Any) -> None:
-    hosted = OpenAIEmbeddings(api_key="x", check_embedding_ctx_length=False)
-    assert evolution.hosted(hosted) == "api.openai.com"
-    local = OpenAIEmbeddings(api_key="x", base_url="http://127.0.0.1:9/v1")
-    assert evolution.hosted(local) == ""
-    assert evolution.hosted(ByWord()) == ""
-    cached = CacheBackedEmbeddings.from_bytes_store(hosted, InMemoryByteStore(), key_encoder="sha256")
-    assert evolution.hosted(cached) == "api.openai.com"
-    assert "key" in evolution.hosted(JinaEmbeddings(jina_api_key="x"))
-    store = tickets()
-    store.embeddings = hosted
+class Networked(ByWord):
+    """Holds a network of torch's."""
+
+    def __init__(self) -> None:
+        self.client = torch.nn.Linear(1, 1)
+
+
+def hosted(**how: Any) -> OpenAIEmbeddings:
+    return OpenAIEmbeddings(api_key="x", check_embedding_ctx_length=False, **how)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_here"),
+    [
+        (local_embeddings, True),
+        (lambda: DeterministicFakeEmbedding(size=4), True),
+        (Networked, True),
+        (lambda: hosted(base_url="http://127.0.0.1:9/v1"), True),
+        (lambda: cached_of(Networked()), True),
+        (hosted, False),
+        (lambda: cached_of(hosted()), False),
+        (lambda: JinaEmbeddings(jina_api_key="x"), False),
+        (lambda: DeepInfraEmbeddings(deepinfra_api_token="x"), False),
+        (lambda: YandexGPTEmbeddings(iam_token="x", folder_id="x"), False),
+        (lambda: SagemakerEndpointEmbeddings.model_construct(endpoint_name="x", region_name="x"), False),
+        (ByWord, False),
+    ],
+)
+def test_an_embedding_model_shows_that_it_computes_here(make: Any, is_here: bool) -> None:
+    assert evolution.computes_here(make()) == is_here
+
+
+def cached_of(model: Embeddings) -> Embeddings:
+    return CacheBackedEmbeddings.from_bytes_store(model, InMemoryByteStore(), key_encoder="sha256")
+
+
+def test_a_model_that_does_not_show_where_it_computes_is_refused_until_somebody_vouches_for_it(budgets: Any) -> None:
     budget = budgets()
-    with pytest.raises(UnsafeConfigurationError, match=r"api\.openai\.com"):
-        evolve_texts(store, WORDS, RunnableLambda(longer), budget)
+    with pytest.raises(UnsafeConfigurationError, match="local=True"):
+        evolve_texts(tickets(), WORDS, RunnableLambda(longer), budget)
     assert budget.spent() == 0
+    assert evolve_texts(tickets(), WORDS, RunnableLambda(longer), budget, rounds=1, local=True)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +223,7 @@ def test_a_hosted_embedding_model_is_refused_and_a_local_server_is_not(budgets: 
         ("keep", {"keep": 0}),
         ("candidates", {"keep": 5, "candidates": 4}),
         ("store", {"store": [1]}),
+        ("local", {"local": "yes"}),
     ],
 )
 def test_bad_input_costs_nothing(named: str, how: dict[str, Any], budgets: Any) -> None:
@@ -203,12 +238,12 @@ def test_a_model_that_gives_no_text_is_met_before_the_first_charge(budgets: Any)
     for vary in (RunnableLambda(len), RunnableLambda(lambda text: 1 / 0), RunnableLambda(lambda text: " ")):
         budget = budgets()
         with pytest.raises(ModelUnavailable):
-            evolve_texts(tickets(6), WORDS, vary, budget)
+            evolve_texts(tickets(6), WORDS, vary, budget, local=True)
         assert budget.spent() == 0
 
 
 def test_the_file_is_read_back_and_another_is_refused(budgets: Any, tmp_path: Path) -> None:
-    found = evolve_texts(tickets(), ["refund\ud800", "login"], RunnableLambda(longer), budgets(), rounds=1)
+    found = evolve_texts(tickets(), ["refund\ud800", "login"], RunnableLambda(longer), budgets(), rounds=1, local=True)
     found.save(tmp_path / "texts.json")
     again = EvolvedTexts.load(tmp_path / "texts.json")
     assert (list(again), again.votes.tolist(), again.receipts) == (list(found), found.votes.tolist(), found.receipts)

@@ -27,6 +27,7 @@ from langchain_dpicl.once.tables_reading import Domain
 from langchain_dpicl.once.terms_reading import WordsAndPhrases
 from langchain_dpicl.once.topics import ShareRange, names_of
 from langchain_dpicl.once.topics_reading import ByTerms, clusters_of, weights_of
+from langchain_dpicl.store.view import StoreView
 
 CANARY = "zebedeequill"
 SUBJECTS = {"money": ["refund", "invoice", "payment"], "entry": ["password", "login", "locked"]}
@@ -116,7 +117,7 @@ def test_a_text_is_of_the_topic_whose_terms_weigh_most_and_what_all_say_decides_
     assert weights["hello"] == 1000
     assert weights["refund"] == round(1000 * math.log2(41))
     clusters = [("hello", "please", "thanks"), ("refund",), ("login",)]
-    domain = Domain(tuple(names_of(clusters)), {"status": ("answered", "Not answered", "True")})
+    domain = Domain(tuple(names_of(clusters)), {"status": ("answered", "Not answered", "True", "none")})
     reader = ByTerms(domain, WordsAndPhrases(Words(), 1), clusters, weights, "status")
 
     def said(text: str, status: Any = "answered") -> list[tuple[int, int]]:
@@ -126,8 +127,26 @@ def test_a_text_is_of_the_topic_whose_terms_weigh_most_and_what_all_say_decides_
     assert said("Hello, thanks") == [(0, 0)]
     assert said("refund or login?", "not  ANSWERED") == [(1, 1), (2, 1)]
     assert said("refund", True) == [(1, 2)]
-    for text, status in (("nothing of it", "answered"), ("refund", "open"), ("refund", None)):
+    for text, status in (
+        ("nothing of it", "answered"),
+        ("refund", "open"),
+        ("refund", None),
+        ("refund", ["answered"]),
+    ):
         assert said(text, status) == []
+
+
+def test_a_record_that_cannot_be_read_says_nothing_and_the_others_speak(
+    silence: Noise, budgets: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = StoreView.read
+
+    def spoilt(view: StoreView, rows: Any) -> Any:
+        return [{} if row == 0 else record for row, record in zip(rows.tolist(), read(view, rows), strict=True)]
+
+    monkeypatch.setattr(StoreView, "read", spoilt)
+    topics = release_topics(store_of(questions()), budgets(), topics=2)
+    assert sum(count for topic in topics.topics() for count in topic.counts.values()) == pytest.approx(399)
 
 
 def test_names_of_topics_differ_by_their_words() -> None:
@@ -218,7 +237,7 @@ def test_a_release_that_is_killed_before_terms_or_sum_goes_on_and_pays_for_each_
     with pytest.raises(KeyboardInterrupt):
         release_topics(store, budget, **how)
     assert (budget.spent("terms"), budget.spent("sum"), output.exists()) == (1, stop, False)
-    assert (tmp_path / "topics.json.terms").exists() == bool(stop)
+    assert len(list(tmp_path.glob("topics.json.*.terms"))) == stop
     source.stop = None
     topics = release_topics(store, budget, **how)
     assert (budget.spent("terms"), budget.spent("sum"), len(source.asked)) == (1, 1, 2)
@@ -227,6 +246,27 @@ def test_a_release_that_is_killed_before_terms_or_sum_goes_on_and_pays_for_each_
     with pytest.raises(InvalidParameter, match="a report of topics is there"):
         release_topics(store, budget, **how)
     assert budget.spent("terms") == 1
+
+
+def test_a_release_that_is_killed_between_its_charge_and_its_work_goes_on(
+    budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, killed = sums.SumRelease._begun, iter((True, False, True, False))
+
+    def at_first_killed(*given: Any) -> Any:
+        if next(killed):
+            raise KeyboardInterrupt
+        return begun(*given)
+
+    monkeypatch.setattr(sums.SumRelease, "_begun", at_first_killed)
+    store, budget, output = store_of(questions()), budgets(), tmp_path / "topics.json"
+    for spent in ((1, 0), (1, 1)):
+        with pytest.raises(KeyboardInterrupt):
+            release_topics(store, budget, output=output)
+        assert (budget.spent("terms"), budget.spent("sum")) == spent
+    release_topics(store, budget, output=output)
+    assert (budget.spent("terms"), budget.spent("sum")) == (1, 1)
+    assert [path.name for path in tmp_path.glob("topics*")] == ["topics.json"]
 
 
 def test_other_settings_or_terms_of_another_budget_do_not_go_on(
@@ -246,11 +286,18 @@ def test_other_settings_or_terms_of_another_budget_do_not_go_on(
 
 
 def test_terms_outlive_embeddings_that_fail(budgets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, budget, output = store_of(questions()), budgets(), tmp_path / "topics.json"
+    store = store_of(questions(), url=f"sqlite:///{tmp_path}/one.db")
+    elsewhere = store_of(questions(), url=f"sqlite:///{tmp_path}/other.db")
+    budget, output = budgets(), tmp_path / "topics.json"
     monkeypatch.setattr(EMBEDDINGS, "fails", True, raising=False)
     with pytest.raises(StoreError):
         release_topics(store, budget, output=output)
     monkeypatch.undo()
+    other: dict[str, Any] = {"store": store, "budget": budget, "output": output}
+    for changed in ({"at_most": 3}, {"phrases": 2}, {"words": Words(stop_words=["the"])}, {"store": elsewhere}):
+        with pytest.raises(InvalidParameter, match="of the same settings and store"):
+            release_topics(**{**other, **changed})
+    assert (budget.spent("terms"), budget.spent("sum")) == (1, 0)
     release_topics(store, budget, output=output)
     assert (budget.spent("terms"), budget.spent("sum")) == (1, 1)
 
