@@ -60,18 +60,18 @@ def mcp(options: argparse.Namespace) -> int:
             raise InvalidParameter("--caller", options.caller, "left out with --http: a key names its caller")
         host, port = options.http
         replaced |= {"host": host, "port": port, "mcp": "/mcp"}
+    client = None if options.http is not None else _client_alone()  # before modules that the file names are imported
     settings = read(options.config, **replaced)
     is_json = settings.server.log_format == "json"
-    if options.http is not None:
+    if client is None:
         options.check = False
         with logs.telling_steps(is_json):
             return listen(options, settings, replaced, uvicorn)
-    protocol = _protocol_alone()
     logging.config.dictConfig(logs.log_config(is_json))
     logging.captureWarnings(is_json)
     chains = settings.chains()
     freeze(joined(chains))
-    asyncio.run(_over_stdio(settings, chains, protocol))
+    asyncio.run(_over_stdio(settings, chains, *client))
     return 0
 
 
@@ -83,15 +83,22 @@ def _address(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def _protocol_alone() -> TextIO:
-    """Return standard output for the protocol alone: what else writes to it writes to standard error from now on."""
+def _client_alone() -> tuple[TextIO, TextIO]:
+    """Return standard input and output for the protocol alone.
+
+    From now on what else reads finds an end, and what else writes is in standard error. No subprocess has the two.
+    """
     sys.stdout.flush()
-    kept = os.dup(1)
+    reading, writing = os.dup(0), os.dup(1)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    return open(kept, "w", encoding="utf-8", newline="\n")
+    return open(reading, encoding="utf-8", errors="replace"), open(writing, "w", encoding="utf-8", newline="\n")
 
 
-async def _over_stdio(settings: Configuration, chains: dict[str, Runnable[Any, Any]], protocol: TextIO) -> None:
+async def _over_stdio(
+    settings: Configuration, chains: dict[str, Runnable[Any, Any]], messages: TextIO, replies: TextIO
+) -> None:
     """Serve the client at standard input and output until it leaves; then let the releases under way end."""
     import anyio
     from mcp.server.stdio import stdio_server
@@ -104,11 +111,11 @@ async def _over_stdio(settings: Configuration, chains: dict[str, Runnable[Any, A
     slots = Slots(settings.server.max_concurrency)
     server = tool_server(tools_of(settings, chains), slots, settings.server.caller)
     ends: set[asyncio.Task[None]] = set()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, lambda: ends.add(asyncio.create_task(_end(slots, ends))))
     async with life(joined(chains)):
         try:
-            async with stdio_server(stdout=anyio.wrap_file(protocol)) as (reading, writing):
+            async with stdio_server(anyio.wrap_file(messages), anyio.wrap_file(replies)) as (reading, writing):
                 await server.run(reading, writing, server.create_initialization_options())
         except* (OSError, anyio.BrokenResourceError):  # the client left while an answer was written
             pass

@@ -335,6 +335,18 @@ def as_tool(
     it can act on, at no cost; so do members that abstain, which is a release and charged
     like one. What else goes wrong is raised.
     """
+    if inputs is not None:
+        return tool_asking(release, name, description, inputs, {key: key for key in inputs})
+    return tool_asking(release, name, description, {"query": "the question"}, {})
+
+
+def tool_asking(
+    release: Runnable[Any, Any], name: str, description: str, arguments: Mapping[str, str], keys: Mapping[str, str]
+) -> BaseTool:
+    """`as_tool` with these arguments, each with what it means. ``keys``: of the release's input, by argument.
+
+    What has none is asked under the release's own key.
+    """
     from langchain_core.tools import StructuredTool, ToolException
 
     found = releases_in(release)
@@ -344,11 +356,6 @@ def as_tool(
         raise InvalidParameter("name", name, "a non-empty string")
     if not isinstance(description, str) or not description:
         raise InvalidParameter("description", description, "a non-empty string, for the agent")
-    arguments = {"query": "the question"}
-    keys = {"query": found[0].query_key}
-    if inputs is not None:
-        arguments = dict(inputs)
-        keys = {key: key for key in arguments}
     for argument, meaning in arguments.items():
         named = isinstance(argument, str) and _ARGUMENT.fullmatch(argument) and argument not in _TAKEN
         if not named or not isinstance(meaning, str):
@@ -365,7 +372,7 @@ def as_tool(
     def asked(alone: Sequence[str], values: Mapping[str, str]) -> Flow[tuple[str, Any]]:
         """LangChain gives the only argument of a tool without its name if the tool was asked so."""
         named = {**dict(zip(arguments, alone, strict=False)), **values}
-        given = {keys[argument]: value for argument, value in named.items()}
+        given = {keys.get(argument, found[0].query_key): value for argument, value in named.items()}
         failed = ""
         try:
             answer = yield Either(partial(runnable.invoke, given), partial(runnable.ainvoke, given))

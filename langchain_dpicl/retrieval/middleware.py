@@ -27,7 +27,7 @@ from langchain_core.vectorstores import VectorStore
 from langgraph.types import Command
 
 from langchain_dpicl.errors import InvalidParameter, UnsafeConfigurationError
-from langchain_dpicl.release.base import as_tool, releases_in
+from langchain_dpicl.release.base import releases_in, tool_asking
 from langchain_dpicl.release.transaction import acting_for
 from langchain_dpicl.retrieval.forms import MESSAGES, read_messages
 from langchain_dpicl.retrieval.retrievers import DPRetriever
@@ -144,8 +144,9 @@ class DPToolMiddleware(_ForCaller):
     """Middleware that brings releases in the place of private tools, which the agent never has.
 
     ``create_agent(model, middleware=[DPToolMiddleware({"search": release}, like=[search])])``: the model sees a tool
-    with the private one's name, description and arguments. Its answer is the release's, with its receipt as the
-    message's artifact. A spent budget is a tool message with the status "error", at no cost, and the agent goes on.
+    with the private one's name, description and arguments, all of which are texts and needed. Its answer is the
+    release's, with its receipt as the message's artifact. A spent budget is a tool message with the status "error", at
+    no cost, and the agent goes on.
 
     Parameters
     ----------
@@ -226,4 +227,5 @@ def _stand_in(tool: BaseTool, release: Runnable[Any, Any]) -> BaseTool:
     arguments = {name: str(about.get("description") or name) for name, about in tool.args.items()}
     if not arguments:
         raise InvalidParameter("like", tool.name, "a tool with arguments, which the release is asked with")
-    return as_tool(release, tool.name, tool.description, inputs=None if len(arguments) == 1 else arguments)
+    keys = {} if len(arguments) == 1 else {name: name for name in arguments}
+    return tool_asking(release, tool.name, tool.description, arguments, keys)

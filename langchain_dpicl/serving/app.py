@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 steps = logging.getLogger(logs.STEPS)
 
 ENVIRONMENT = "DPICL_SERVE"
-_CORS_SENT = ["Authorization", "Content-Type", "X-Request-ID"]
+_CORS_SENT = ["Authorization", "Content-Type", "MCP-Protocol-Version", "X-Request-ID"]
 _CORS_READ = ["Retry-After", "X-Request-ID"]
 _NOTHING: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
 _EVERY_ADDRESS = ("0.0.0.0", "::")

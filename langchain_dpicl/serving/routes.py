@@ -141,6 +141,8 @@ def guarded(
             request.state.dpicl_principal = principal
             if request.method == "POST":
                 body = await read_body(request, limits)
+                if body and not _is_json(request):
+                    raise Failure(422, "InvalidInput", "the Content-Type must be application/json")
                 request._body, request._json = body, read_json(body) if body else None  # as `Request.json` does
                 request.state.dpicl_asked = request._json
             with acting_for(principal):
@@ -151,6 +153,12 @@ def guarded(
         return failure.response()
 
     return answer
+
+
+def _is_json(request: "Request") -> bool:
+    """Whether a body is said to be JSON. A web page elsewhere cannot say so unless the browser asks us first."""
+    kind, _, form = request.headers.get("content-type", "").partition(";")[0].strip().lower().partition("/")
+    return kind == "application" and (form == "json" or form.endswith("+json"))
 
 
 def heads_in(chain: Runnable[Any, Any]) -> list[PrivateHead]:

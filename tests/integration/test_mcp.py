@@ -29,6 +29,7 @@ from langchain_dpicl.serving.guards import hash_of, new_key
 
 CHAIN = """
 import logging
+import subprocess
 import time
 import warnings
 from pathlib import Path
@@ -46,6 +47,7 @@ CANARY = "CANARY"
 def member(values):
     prompt = f"{CANARY} {[example['input'] for example in values['examples']]}"
     print("a member prints", flush=True)
+    assert subprocess.run("cat", capture_output=True).stdout == b""  # nor can a subprocess take what a client says
     logging.getLogger("member").error(prompt)
     warnings.warn(prompt)
     time.sleep(1 if values["input"].startswith("slow") else 0)
@@ -307,6 +309,26 @@ def test_standard_output_is_the_protocol_alone_and_a_release_under_way_ends(tmp_
     with contextlib.closing(PrivacyBudget.open("served", ledger)) as budget:
         found, _ = budget.latest(2, "alice")
     assert [json.loads(each.receipt or "{}").get("outcome") for each in found] == ["released", "released"]
+
+
+def test_what_a_module_of_the_file_prints_is_no_reply(tmp_path: Path) -> None:
+    """The class of a structured release is imported while the file is read."""
+    (tmp_path / "greeting.py").write_text(
+        "from pydantic import BaseModel\n\nprint('greets')\n\n\nclass Visit(BaseModel):\n    good: bool\n"
+    )
+    rows = [{"text": f"visit {i}", "good": {"good": True}, "owner": f"o{i}"} for i in range(40)]
+    (tmp_path / "visits.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    settings = {
+        "store": {"data": "visits.jsonl", "input_key": "text", "output_key": "good", "owner_key": "owner"},
+        "release": {"kind": "structured", "model": "greeting:Visit"},
+        "selector": {"calls": 8},
+        "budget": {"epsilon": 1000, "delta": 1e-5, "releases": 1, "name": "visits"},
+        "server": {"path": "/visits"},
+    }
+    (tmp_path / "server.yaml").write_text(json.dumps(settings))
+    ended = subprocess.run(command(tmp_path), input=b"", capture_output=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout) == (0, b""), ended.stderr.decode()
+    assert "greets" in ended.stderr.decode()
 
 
 async def test_langchains_client_asks_over_standard_input_and_output(server: Served, tmp_path: Path) -> None:

@@ -201,6 +201,21 @@ async def test_a_reviewer_may_change_a_call_and_pays_for_what_is_asked_then(way:
     assert release.budget.spent() == 1
 
 
+def test_a_stand_in_keeps_the_name_and_the_meaning_of_its_only_argument(sealed_of: Any) -> None:
+    @tool("search", parse_docstring=True)
+    def search_text(text: str) -> str:
+        """Search the private notes.
+
+        Args:
+            text: What to look for.
+        """
+        raise AssertionError("the private tool ran")
+
+    (instead,) = DPToolMiddleware({"search": sealed_of(positive)}, like=[search_text]).tools
+    assert instead.args == {"text": {"title": "Text", "type": "string", "description": "What to look for."}}
+    assert instead.invoke({"text": "Is it good?"}) == "Positive"
+
+
 async def test_several_arguments_are_asked_by_their_names(sealed_of: Any) -> None:
     @tool("search")
     def search_two(input: str, city: str) -> str:

@@ -258,12 +258,13 @@ def test_what_the_release_refuses_is_422_and_free(sealed_of: Any, serve: Any) ->
 
 
 def test_a_form_of_another_web_page_is_refused(sealed_of: Any, serve: Any) -> None:
-    """A browser sends text/plain to any origin without asking; JSON it asks for, and is not allowed."""
+    """A browser sends text/plain, or no type, to any origin without asking; JSON it asks for, and is not allowed."""
     chain = sealed_of(answering)
     client = serve(chain)
-    sent = {**ALICE, "content-type": "text/plain"}
-    response = client.post("/ask/invoke", content=json.dumps({"input": QUESTION}), headers=sent)
-    assert response.status_code == 422
+    for kind in ({}, {"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"}):
+        response = client.post("/ask/invoke", content=json.dumps({"input": QUESTION}), headers={**ALICE, **kind})
+        assert is_error(response, 422, "InvalidInput")
+        assert "application/json" in response.json()["message"]
     assert client.options("/ask/invoke", headers={"origin": "https://elsewhere.example"}).status_code == 405
     assert chain.budget.spent() == 0
 

@@ -273,7 +273,7 @@ def test_a_page_of_a_listed_origin_may_ask_and_read_every_error(tmp_path: Path) 
     with TestClient(create_app(read(file_of(tmp_path, content))), raise_server_exceptions=False) as client:
         asked = {
             "access-control-request-method": "POST",
-            "access-control-request-headers": "authorization,content-type",
+            "access-control-request-headers": "authorization,content-type,mcp-protocol-version",
         }
         allowed = client.options("/answer/invoke", headers={"origin": APP, **asked})
         assert allowed.status_code == 200
