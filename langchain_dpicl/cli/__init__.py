@@ -309,7 +309,8 @@ def add_private_data(parser: Any, input_key: str, output_key: str, *, required: 
     owner = "names the owner of a record; '' if each record is its own owner (default: the same, with a notice)"
     parser.add_argument("--owner-key", type=owner_column, help=owner)
     parser.add_argument("--epsilon", type=float, required=required)
-    parser.add_argument("--delta", type=float, help="default: the budget's; for a new one .1 / number of owners")
+    delta = "default: the budget's; for a new one .1 / number of owners, which that tells"
+    parser.add_argument("--delta", type=float, help=delta)
     kept = "a file, or postgresql://..., that keeps --data's embeddings and follows its changes (default: DATA.store)"
     parser.add_argument("--store", metavar="PATH", help=kept)
     add_ledger(parser, "counts what is spent")
