@@ -367,12 +367,13 @@ def tool_asking(
     if not arguments:
         raise InvalidParameter("inputs", arguments, "at least one argument")
     fields: dict[str, Any] = {name: (str, Field(description=meaning)) for name, meaning in arguments.items()}
+    own_key = found[0].query_key
     runnable = release.with_receipt() if isinstance(release, AnyRelease) else release
 
     def asked(alone: Sequence[str], values: Mapping[str, str]) -> Flow[tuple[str, Any]]:
         """LangChain gives the only argument of a tool without its name if the tool was asked so."""
         named = {**dict(zip(arguments, alone, strict=False)), **values}
-        given = {keys.get(argument, found[0].query_key): value for argument, value in named.items()}
+        given = {keys.get(argument, own_key): value for argument, value in named.items()}
         failed = ""
         try:
             answer = yield Either(partial(runnable.invoke, given), partial(runnable.ainvoke, given))
