@@ -273,7 +273,10 @@ async def test_no_log_of_the_server_shows_what_is_private_or_what_is_asked(serve
 # -- over standard input and output ------------------------------------------------------------------------------------
 
 
-def test_standard_output_is_the_protocol_alone_and_a_release_under_way_ends(tmp_path: Path, canary: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_standard_output_is_the_protocol_alone_and_a_release_under_way_ends(
+    number: signal.Signals, tmp_path: Path, canary: str
+) -> None:
     """A client that leaves in the middle of a call, and ends the process: what was begun is recorded before it ends."""
     (tmp_path / "served_chain.py").write_text(CHAIN.replace('"CANARY"', repr(canary)))
     written(tmp_path, {name: new_key() for name in NAMES})
@@ -298,7 +301,7 @@ def test_standard_output_is_the_protocol_alone_and_a_release_under_way_ends(tmp_
     ledger = f"sqlite:///{tmp_path / 'budget.db'}"
     with contextlib.closing(PrivacyBudget.open("served", ledger)) as budget:
         until(lambda: budget.spent(principal="alice") == 2)
-    process.terminate()
+    process.send_signal(number)
     rest, log = process.communicate(timeout=60)
     said += map(json.loads, rest.decode().splitlines())
     assert process.returncode in (0, 128 + signal.SIGTERM)
