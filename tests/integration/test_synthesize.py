@@ -64,7 +64,7 @@ def test_kill_9_in_the_middle_of_an_answer_keeps_the_finished_one_and_charges_th
     (kept,) = output.read_bytes().splitlines()
     with job(tmp_path) as second:
         try:
-            out, err = second.communicate(timeout=120)
+            out, err = second.communicate(timeout=600)
         finally:
             second.kill()
     assert second.returncode == 0, err
