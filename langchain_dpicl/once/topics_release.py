@@ -219,7 +219,7 @@ def _kept(output: str | Path, decided_by: Sequence[Any]) -> Path:
         raise InvalidParameter("output", str(output), "a new file: a report of topics is there")
     name = hashlib.sha256(json.dumps(decided_by).encode()).hexdigest()[:16]
     kept = path.with_name(f"{path.name}.{name}.terms")
-    for other in path.parent.glob(f"{glob.escape(path.name)}.*.terms*"):
+    for other in path.parent.glob(f"{glob.escape(path.name)}.{'?' * len(name)}.terms*"):
         if other.name not in (kept.name, _part(kept).name):
             bound = f"a file whose terms are of the same settings and store; to give up those, delete {other.name!r}"
             raise InvalidParameter("output", str(output), bound)

@@ -293,6 +293,7 @@ def test_terms_outlive_embeddings_that_fail(budgets: Any, tmp_path: Path, monkey
     with pytest.raises(StoreError):
         release_topics(store, budget, output=output)
     monkeypatch.undo()
+    (tmp_path / f"topics.json.march.{'0' * 16}.terms").touch()  # of a report with a longer name
     other: dict[str, Any] = {"store": store, "budget": budget, "output": output}
     for changed in ({"at_most": 3}, {"phrases": 2}, {"words": Words(stop_words=["the"])}, {"store": elsewhere}):
         with pytest.raises(InvalidParameter, match="of the same settings and store"):
