@@ -46,10 +46,11 @@ def done(
     Raises `InvalidParameter` for any other file.
     """
     from langchain_dpicl.budget.upkeep import LedgerReport
+    from langchain_dpicl.once.sums import part_of
 
     output = Path(options.output)
     read = [path for path in (options.data, *public) if path]
-    if not all(map(os.path.exists, [output, *read])) or os.path.exists(f"{output}.part"):
+    if not all(map(os.path.exists, [output, *read])) or part_of(output).exists():
         return None
     bound = "a new file: this one is there"
     with contextlib.suppress(DPICLError):

@@ -36,7 +36,7 @@ from langchain_dpicl.durable import replacing, writing
 from langchain_dpicl.errors import InvalidParameter, ModelUnavailable, UnsafeConfigurationError
 from langchain_dpicl.once.files import RECEIPT, read_public, write_public
 from langchain_dpicl.once.steps import LATTICE
-from langchain_dpicl.once.sums import SumRelease, opened, owner_sum
+from langchain_dpicl.once.sums import SumRelease, opened, owner_sum, part_of
 from langchain_dpicl.once.tables_reading import whole_vectors
 from langchain_dpicl.privacy import checks
 from langchain_dpicl.private.reach import fields_of
@@ -243,7 +243,7 @@ def _voted(release: NearestVotes, texts: Sequence[str], path: Path | None, neede
 
     A new round is refused unless the budget has all that are ``needed``.
     """
-    begun = path is not None and path.with_name(f"{path.name}.part").exists()
+    begun = path is not None and part_of(path).exists()
     if path is not None and path.exists() and not begun:
         return EvolvedTexts.load(path)
     if not begun:

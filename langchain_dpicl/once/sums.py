@@ -331,6 +331,11 @@ def on_budget(
     return release(opened(budget, check, store, made))
 
 
+def part_of(output: Path) -> Path:
+    """Return ``FILE.part`` of a FILE: while it is there, the release of FILE has begun and is not over."""
+    return output.with_name(f"{output.name}.part")
+
+
 class Job(LineFile):
     """One release's hold on ``FILE.part``. Set ``is_over`` when FILE is written; `close` it in any case.
 
@@ -346,7 +351,7 @@ class Job(LineFile):
 
     def __init__(self, output: Path, digest: str, store: str | None, kind: str, work: str, made: str) -> None:
         output = output.absolute()
-        super().__init__(output.with_name(output.name + ".part"), output, "a file", work)
+        super().__init__(part_of(output), output, "a file", work)
         self._work = work
         self._format = kind
         head = f'{{"format": "{self._format}"'.encode()

@@ -19,7 +19,7 @@ from langchain_dpicl.aggregators import Words
 from langchain_dpicl.budget import PrivacyBudget, Receipt
 from langchain_dpicl.errors import InvalidParameter, PrivacyBudgetExceeded
 from langchain_dpicl.once.steps import LATTICE
-from langchain_dpicl.once.sums import CheckedOpening, opened, owner_sum
+from langchain_dpicl.once.sums import CheckedOpening, opened, owner_sum, part_of
 from langchain_dpicl.once.table import PrivateTable
 from langchain_dpicl.once.tables_reading import Domain, Said, check_distinct, given_pairs
 from langchain_dpicl.once.tables_release import TableRelease
@@ -156,7 +156,7 @@ def release_topics(
     if terms is not None:
         kept = None  # another release's terms stay where they are
     opening = _Opening(store, budget, owners, line)
-    if kept is not None and kept.exists() and not _part(kept).exists():
+    if kept is not None and kept.exists() and not part_of(kept).exists():
         terms = _of_budget(PrivateTerms.load(kept), opening.budget, kept)
     if terms is None:
         how: dict[str, Any] = {"at_most": at_most, "words": words, "phrases": phrases, "owners": owners}
@@ -205,22 +205,18 @@ def _split(store: ExemplarStore, split: object) -> tuple[str | None, tuple[str, 
     return key, tuple(groups)
 
 
-def _part(path: Path) -> Path:
-    return path.with_name(f"{path.name}.part")
-
-
 def _kept(output: str | Path, decided_by: Sequence[Any]) -> Path:
     """The file of the terms until the end, which has a name of its own for what has decided them.
 
     Raises `InvalidParameter` if the topics are there already, or the terms of other settings or of another store.
     """
     path = Path(output)
-    if path.exists() and not _part(path).exists():
+    if path.exists() and not part_of(path).exists():
         raise InvalidParameter("output", str(output), "a new file: a report of topics is there")
     name = hashlib.sha256(json.dumps(decided_by).encode()).hexdigest()[:16]
     kept = path.with_name(f"{path.name}.{name}.terms")
     for other in path.parent.glob(f"{glob.escape(path.name)}.{'?' * len(name)}.terms*"):
-        if other.name not in (kept.name, _part(kept).name):
+        if other.name not in (kept.name, part_of(kept).name):
             bound = f"a file whose terms are of the same settings and store; to give up those, delete {other.name!r}"
             raise InvalidParameter("output", str(output), bound)
     return kept
