@@ -333,7 +333,7 @@ def on_budget(
 
 def part_of(output: Path) -> Path:
     """Return ``FILE.part`` of a FILE: while it is there, the release of FILE has begun and is not over."""
-    return output.with_name(f"{output.name}.part")
+    return output.parent / f"{output.name}.part"  # of a path without a name, too
 
 
 class Job(LineFile):
