@@ -48,6 +48,7 @@ def wait_for(process: subprocess.Popen[str], ledger: str, charges: int) -> Priva
 
 @pytest.mark.model
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_kill_9_in_the_middle_of_an_answer_keeps_the_finished_one_and_charges_the_other_anew(tmp_path: Path) -> None:
     secret = "CANARY-mrs-alder"
     notes = [{"input": f"a note on {i} {secret}", "output": f"It is about {i}."} for i in range(6)]
