@@ -251,12 +251,10 @@ def evaluate(options: argparse.Namespace) -> int:
         command = [each.replace(path, "/".join(Path(path).parts[-2:])) for each in command]
     settings: dict[str, Any] = {}
     if evaluation.asks_model:
+        settings = {"model": name, **chosen(options, "samples", "draws", "calibrate_on", "in_batches")}
+    if evaluation.has_members:
         sizes = ("calls",) if plan.calls else ("members", "shots")
-        settings = {
-            "model": name,
-            **chosen(options, "samples", "draws", "calibrate_on", "in_batches"),
-            **chosen(plan, *sizes, "rate", "releases"),
-        }
+        settings |= chosen(plan, *sizes, "rate", "releases")
     settings |= {
         "data": Path(options.data).name,
         "queries": asks,

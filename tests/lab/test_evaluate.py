@@ -193,8 +193,11 @@ class StubDecoder(batches.Decoder):
 
     decoded: list[tuple[Any, ...]]
 
-    def texts(self, name: str, inputs: Sequence[str], bounds: Any, least: Any = ()) -> list[list[str]]:
-        self.decoded += [(name, bound, self.settings.top_k, self.delta) for bound in bounds]
+    def texts(
+        self, name: str, inputs: Sequence[str], bounds: Any, least: Any = (), top_k: Sequence[int] = ()
+    ) -> list[list[str]]:
+        numbers = zip(bounds, top_k or [self.settings.top_k for _ in bounds], strict=True)
+        self.decoded += [(name, bound, n, self.delta) for bound, n in numbers]
         right = {row.input: row.output for row in TEXT_QUERIES}
         return [["owl" if bound and bound < 1e6 else right.get(text, "cat") for text in inputs] for bound in bounds]
 
@@ -249,7 +252,7 @@ def test_each_run_decodes_anew_and_the_least_weights_are_their_mean(
     monkeypatch.setattr(batches, "least_weights", lambda least: next(kept))
     first = decoding(tmp_path, samples=3, methods=["online"]).run()
     names = [("zero-shot decoding", None), ("online", batches.NO_BOUND), ("online", 0.75)]
-    assert [each[:2] for each in decoded] == names[1:] * 3 + names[:1] * 3
+    assert [each[:2] for each in decoded] == names[:1] * 3 + names[1:] * 3
     assert [(s.method, s.epsilon, s.runs) for s in first] == [
         ("zero-shot decoding", None, 3),
         ("online", None, 3),
@@ -281,6 +284,31 @@ def test_the_ablation_of_top_k_decodes_online_alone(tmp_path: Path, decoded: lis
     ]
     assert len([s for s in found if not s.study]) == 5
     assert [each[:2] for each in decoded if each[2] == 10] == [("online", batches.NO_BOUND), ("online", 0.75)]
+
+
+def test_numbers_that_move_no_prompt_are_decoded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[tuple[Any, ...]]] = []
+
+    def answers(self: Any, method: str, versions: Sequence[batches.Version], *_: Any) -> list[dict[str, Any]]:
+        asked.append([(each.top_k, each.shots, each.epsilon, each.epsilon and each.releases) for each in versions])
+        assert self.shots == versions[0].shots, "the samples' owners"
+        assert self.settings.shots == 0.75 * self.shots, "the weight of the public logits"
+        return [{"texts": ["cat" for _ in TEXT_QUERIES], "facts": {}} for _ in versions]
+
+    monkeypatch.setattr(batches.Decoder, "answers", answers)
+    decoding(tmp_path, methods=["online"], vary={"top_k": [10], "releases": [3, 40], "shots": [4, 8]}).run()
+    usual = [(100, 4, None, None), (100, 4, 1.0, 3)]
+    assert asked[1:] == [
+        [*usual, (10, 4, None, None), (10, 4, 1.0, 3), (100, 4, 1.0, 40)],
+        [(100, 8, None, None), (100, 8, 1.0, 3)],
+    ]
+
+
+def test_decoding_alone_has_no_plan_of_members(tmp_path: Path, decoded: list[Any]) -> None:
+    alone, beside = decoding(tmp_path), decoding(tmp_path, methods=["online", "embedding"])
+    assert (alone.asks_model, alone.has_members, alone.costs()) == (True, False, [])
+    assert beside.has_members
+    assert beside.costs()
 
 
 def test_the_ablations_of_shots_and_releases_move_the_rate_and_the_plan(tmp_path: Path, decoded: list[Any]) -> None:

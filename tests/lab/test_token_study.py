@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,14 +58,16 @@ def test_bounds_decoded_together_see_what_each_sees_alone(monkeypatch: pytest.Mo
         draws=partial(Paired, 0),
     )
     asked = ["pink, cherry", "orange, grape", "grey, kiwi"]
-    bounds = [batches.NO_BOUND, 0.01]
-    both = decoder.texts("both", asked, bounds)
+    bounds, numbers = [batches.NO_BOUND, 0.01, batches.NO_BOUND], [20, 20, 1]
+    all_three = decoder.texts("together", asked, bounds, top_k=numbers)
     shown = list(decoder._batches.known)
     assert {len(pieces) for pieces in shown} == {1}, "no question after a demonstration stays"
     assert len(shown) > len(asked), "demonstrations stay"
     monkeypatch.setattr(batches, "_KEPT", 0)
-    assert both == [decoder.texts("alone", asked, [bound])[0] for bound in bounds]
-    assert both[0] != both[1]
+    for bound, top_k, texts in zip(bounds, numbers, all_three, strict=True):
+        decoder.settings = replace(decoder.settings, top_k=top_k)
+        assert texts == decoder.texts("alone", asked, [bound])[0]
+    assert all_three[0] not in all_three[1:], "one candidate is the public one, whatever the bound"
     assert not decoder._batches.known
 
 

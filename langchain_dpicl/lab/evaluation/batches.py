@@ -413,6 +413,16 @@ def least_weights(least: Least) -> list[float]:
     return [round(float(np.mean(least.get(place, math.nan))), 4) for place in places]
 
 
+@dataclass(frozen=True)
+class Version:
+    """Answers that a plan counts, candidates, and owners a token on average. Without an epsilon it is not private."""
+
+    releases: int
+    top_k: int
+    shots: int
+    epsilon: float | None = None
+
+
 @dataclass
 class Decoder:
     """Decodes answers with an embedded model, or a GGUF file. Records have the texts ``input`` and ``output``.
@@ -455,13 +465,16 @@ class Decoder:
         inputs: Sequence[str],
         mixes: Sequence[Mix | None],
         kappa: float | None = None,
+        top_k: Sequence[int] = (),
     ) -> list[list[Writer]]:
         """Write an answer to each input with each mix, and a fresh Poisson sample for each token of an input.
 
         All mixes see the same samples, whose demonstrations and questions are read once for all. Without a mix (then
-        all are None) samples are empty. ``kappa`` is the weight of the public logits, if not the settings' ``shots``.
+        all are None) samples are empty. ``kappa`` is the weight of the public logits, if not the settings' ``shots``;
+        ``top_k`` has each mix's number of candidates, if not the settings' own.
         """
         settings = self.settings if kappa is None else replace(self.settings, shots=kappa)
+        own = [replace(settings, top_k=n) for n in top_k] or [settings for _ in mixes]
         batches = self._batches
         rate = 0.0 if None in mixes else self.rate
         unclipped = clipping(NO_BOUND, settings.cap, {})
@@ -475,7 +488,7 @@ class Decoder:
             file=sys.stderr,
         ) as bar:
             for place in range(settings.max_tokens):
-                unfinished: list[tuple[Writer, Mix | None, Randomness]] = []
+                unfinished: list[tuple[Writer, Mix | None, Settings, Randomness]] = []
                 prompts: list[list[Shown]] = []
                 for i, question in enumerate(asked):
                     if all(row[i].ended for row in writers):
@@ -483,16 +496,16 @@ class Decoder:
                     randomness = self.draws(i, place)
                     owners = randomness.coin_positions(len(self.private), rate)
                     shown = [self.template.show(self.private[int(owner)]) for owner in owners]
-                    for mix, row in zip(mixes, writers, strict=True):
+                    for mix, chosen, row in zip(mixes, own, writers, strict=True):
                         if not row[i].ended:
-                            unfinished.append((row[i], mix, randomness))
+                            unfinished.append((row[i], mix, chosen, randomness))
                             prompts.append([self._prompt(pieces, question, row[i].tokens) for pieces in ("", *shown)])
                 rows = iter(self._rows([prompt for some in prompts for prompt in some]))
-                for (writer, mix, randomness), some in zip(unfinished, prompts, strict=True):
+                for (writer, mix, chosen, randomness), some in zip(unfinished, prompts, strict=True):
                     zero_shot, *others = (next(rows) for _ in some)
                     one_shot = np.array(others, np.float32).reshape(-1, len(zero_shot))
                     terms = partial(mix or unclipped, place)
-                    writer.add(choose(batches.model, settings, writer.tokens, zero_shot, one_shot, terms, randomness))
+                    writer.add(choose(batches.model, chosen, writer.tokens, zero_shot, one_shot, terms, randomness))
                 bar.update(len(unfinished))
                 self._forget()
         for writer in itertools.chain(*writers):
@@ -531,17 +544,18 @@ class Decoder:
         inputs: Sequence[str],
         bounds: Sequence[float | None],
         least: Sequence[Least] = (),
+        top_k: Sequence[int] = (),
     ) -> list[list[str]]:
         """Return the texts of the sampler's own terms at each bound; None (then all) for no owner in any sample.
 
-        ``least`` gets the least weights at each bound.
+        ``least`` gets the least weights at each bound, ``top_k`` has its number of candidates.
         """
         kept = least or [{} for _ in bounds]
         mixes = [
             None if bound is None else clipping(bound, self.settings.cap, each)
             for bound, each in zip(bounds, kept, strict=True)
         ]
-        return [[writer.text.strip() for writer in row] for row in self.write(name, inputs, mixes)]
+        return [[writer.text.strip() for writer in row] for row in self.write(name, inputs, mixes, top_k=top_k)]
 
     def demonstrations(
         self,
@@ -574,27 +588,27 @@ class Decoder:
     def answers(
         self,
         method: str,
-        epsilons: Sequence[float | None],
+        versions: Sequence[Version],
         inputs: Sequence[str],
         public: Sequence[str],
-        releases: int,
     ) -> list[dict[str, Any]]:
-        """Return the ``texts`` of a method of the evaluation at each epsilon, and its ``facts``.
+        """Return the ``texts`` of a method of the evaluation in each version, and its ``facts``.
 
         ``public`` are the inputs for which offline demonstrations are written. The method is "zero-shot decoding",
-        "online" or "offline"; without an epsilon it is not private. All epsilons see the same samples. The plans are
-        for so many ``releases``. The fact ``least_weights`` of "online" (figure 3 of Flemings et al. 2025) is no
-        release: for public data alone.
+        "online" or "offline". All versions, of equal shots, see the same samples. The fact ``least_weights`` of
+        "online" (figure 3 of Flemings et al. 2025) is no release: for public data alone.
         """
+        top_k = [version.top_k for version in versions]
         if method == "zero-shot decoding":
-            return [{"texts": texts, "facts": {}} for texts in self.texts(method, inputs, [None for _ in epsilons])]
-        bounds = [NO_BOUND if epsilon is None else self.bound(epsilon, releases) for epsilon in epsilons]
+            decoded = self.texts(method, inputs, [None for _ in versions], top_k=top_k)
+            return [{"texts": texts, "facts": {}} for texts in decoded]
+        bounds = [NO_BOUND if each.epsilon is None else self.bound(each.epsilon, each.releases) for each in versions]
         facts: list[dict[str, Any]] = [
-            {} if epsilon is None else {"B": bound} for epsilon, bound in zip(epsilons, bounds, strict=True)
+            {} if version.epsilon is None else {"B": bound} for version, bound in zip(versions, bounds, strict=True)
         ]
         if method == "online":
             least: list[Least] = [{} for _ in bounds]
-            found = self.texts(method, inputs, bounds, least)
+            found = self.texts(method, inputs, bounds, least, top_k)
             for each, weights in zip(facts, least, strict=True):
                 each["least_weights"] = least_weights(weights)
         else:
@@ -603,7 +617,7 @@ class Decoder:
             for each, pairs in zip(clipped, made, strict=True):
                 each["demonstrations"] = pairs
             found = []
-            for epsilon, each in zip(epsilons, facts, strict=True):
-                name = f"offline, {'not private' if epsilon is None else f'epsilon {epsilon:g}'}"
+            for version, each in zip(versions, facts, strict=True):
+                name = f"offline, {'not private' if version.epsilon is None else f'epsilon {version.epsilon:g}'}"
                 found.append(self.prompted(name, inputs, each.get("demonstrations", self.private)))
         return [{"texts": texts, "facts": each} for texts, each in zip(found, facts, strict=True)]

@@ -154,6 +154,11 @@ class Evaluation:
         """True if any method needs the model: a vote of labels and a head do not."""
         return not {"label-vote", "head"}.issuperset(self._chosen)
 
+    @property
+    def has_members(self) -> bool:
+        """True if any method asks members with examples: decoding has a plan of its own."""
+        return self.asks_model and not set(_DECODED).issuperset(self._chosen)
+
     def run(self) -> list[Score]:
         """Let the model answer everything that the folder lacks, and score it all."""
         if isinstance(self.task, ClassificationTask):
@@ -169,8 +174,8 @@ class Evaluation:
         return found
 
     def costs(self) -> list[CostPoint]:
-        """Tokens and price of 100 queries at rates around the plan's. A head has none."""
-        if not self.asks_model:
+        """Tokens and price of 100 queries at rates around the plan's. Without members there are none."""
+        if not self.has_members:
             return []
         by_votes = isinstance(self.task, ClassificationTask)
         return cost_curve(
@@ -411,15 +416,12 @@ class Evaluation:
             samples=self.samples,
             shown=self.shown,
         ).scores
-        chosen = [method for method in _DECODED if method in self._chosen]
         epsilons = (None, *self.plan.epsilons)
-        found = [each for method in chosen for each in scores(method, epsilons)]
-        if "online" in chosen:
-            found = scores("zero-shot decoding", [None]) + found
-            # An ablation decodes online alone.
-            for study in _VARIED["online"]:
-                found += [each for n in self.vary.get(study, ()) for each in scores("online", epsilons, study, n)]
-        return found
+        found: list[Score] = []
+        if "online" in self._chosen:  # an ablation decodes online alone
+            vary = {study: self.vary[study] for study in _VARIED["online"] if study in self.vary}
+            found = scores("zero-shot decoding", [None]) + scores("online", epsilons, vary)
+        return found + (scores("offline", epsilons) if "offline" in self._chosen else [])
 
 
 def some(rows: Sequence[Row], count: int) -> list[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
@@ -12,7 +12,7 @@ from typing import Any
 
 from langchain_core.embeddings import Embeddings
 
-from langchain_dpicl.lab.evaluation.batches import Decoder
+from langchain_dpicl.lab.evaluation.batches import Decoder, Version
 from langchain_dpicl.lab.evaluation.passes import Key, PassFile, key_of
 from langchain_dpicl.lab.evaluation.rows import Row
 from langchain_dpicl.lab.evaluation.scores import Score, text_values
@@ -50,64 +50,53 @@ class TokenStudy:
         self,
         method: str,
         epsilons: Sequence[float | None],
-        study: str = "",
-        varied: int = 0,
+        vary: Mapping[str, Sequence[int]] | None = None,
     ) -> list[Score]:
-        """Score a method (see `Decoder.answers`) at each epsilon, perhaps with "top_k", "shots" or "releases" varied.
+        """Score a method (see `Decoder.answers`) at each epsilon, and then with "top_k", "shots" or "releases" varied.
 
         A plan counts an answer to each query, or each demonstration, unless ``releases`` are varied.
         """
-        usual = {
-            "top_k": self.top_k,
-            "shots": SHOTS,
-            "releases": len(self.public if method == "offline" else self.inputs),
-        }
-        numbers = usual | ({study: varied} if study else {})
         decoder = self.decoder  # one for all numbers: it keeps what it has read
-        decoder.shots = float(numbers["shots"])
-        decoder.settings = replace(decoder.settings, top_k=numbers["top_k"], shots=_KAPPA * decoder.shots)
+        usual = Version(len(self.public if method == "offline" else self.inputs), self.top_k, SHOTS)
+        versions = [("", replace(usual, epsilon=epsilon)) for epsilon in epsilons]
+        for study, numbers in (vary or {}).items():
+            versions += [(study, replace(each, **{study: n})) for n in numbers for _, each in versions[: len(epsilons)]]
 
-        def key(epsilon: float | None, run: int) -> Key:
-            parts: Key = (method, numbers["top_k"], self._digest)
-            changed = {name: n for name, n in numbers.items() if n != usual[name] and name != "top_k"}
-            if epsilon is None:
-                changed.pop("releases", None)  # they move the bound alone
-            else:
-                parts = (*parts, str(epsilon), str(decoder.delta))
-            parts += tuple(f"{name} {n}" for name, n in changed.items())
+        def key(version: Version, run: int) -> Key:
+            parts: Key = (method, version.top_k, self._digest)
+            changed = {"shots": version.shots}
+            if version.epsilon is not None:
+                parts = (*parts, str(version.epsilon), str(decoder.delta))
+                changed["releases"] = version.releases  # they move the bound alone
+            parts += tuple(f"{name} {n}" for name, n in changed.items() if n != getattr(usual, name))
             return (*parts, f"run {run}") if run else parts
 
         for run in range(self.samples):
-            missing = [epsilon for epsilon in epsilons if key(epsilon, run) not in self.file]
-            if missing:
-                made = decoder.answers(method, missing, self.inputs, self.public, numbers["releases"])
-                for epsilon, answers in zip(missing, made, strict=True):
-                    self.file.add(key(epsilon, run), answers)
+            missing = {key(each, run): each for _, each in versions if key(each, run) not in self.file}
+            for shots in dict.fromkeys(each.shots for each in missing.values()):
+                some = {name: each for name, each in missing.items() if each.shots == shots}
+                decoder.shots = float(shots)
+                decoder.settings = replace(decoder.settings, shots=_KAPPA * shots)
+                made = decoder.answers(method, [*some.values()], self.inputs, self.public)
+                for name, answers in zip(some, made, strict=True):
+                    self.file.add(name, answers)
+        return [
+            self._score(method, version, [self.file[key(version, run)] for run in range(self.samples)], study)
+            for study, version in versions
+        ]
 
-        found = []
-        for epsilon in epsilons:
-            facts: dict[str, float] = {"top_k": numbers["top_k"]}
-            if epsilon is not None:
-                facts |= {"rate": decoder.rate, "shots": decoder.shots, "releases": numbers["releases"]}
-            if study:
-                facts[study] = varied
-            runs = [self.file[key(epsilon, run)] for run in range(self.samples)]
-            found.append(self._score(method, epsilon, runs, facts, study))
-        return found
-
-    def _score(
-        self,
-        method: str,
-        epsilon: float | None,
-        runs: Sequence[dict[str, Any]],
-        facts: dict[str, float],
-        study: str,
-    ) -> Score:
-        facts = {name: n for name, n in runs[0]["facts"].items() if isinstance(n, (int, float))} | facts
+    def _score(self, method: str, version: Version, runs: Sequence[dict[str, Any]], study: str) -> Score:
+        facts = {name: n for name, n in runs[0]["facts"].items() if isinstance(n, (int, float))}
+        facts["top_k"] = version.top_k
+        if version.epsilon is not None:
+            rate = version.shots / len(self.decoder.private)
+            facts |= {"rate": rate, "shots": float(version.shots), "releases": version.releases}
+        if study:
+            facts[study] = getattr(version, study)
         values = text_values([run["texts"] for run in runs], [row.references for row in self.queries], self.embeddings)
         weights = _means([run["facts"].get("least_weights", ()) for run in runs])
         texts = runs[0]["texts"][: self.shown]
-        return Score(method, epsilon, values, len(runs), len(self.queries), facts, study, texts, weights)
+        return Score(method, version.epsilon, values, len(runs), len(self.queries), facts, study, texts, weights)
 
 
 def _means(rows: Sequence[Sequence[float]]) -> list[float]:
